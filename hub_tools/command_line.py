@@ -262,7 +262,8 @@ def publish_space(
         private=private,
     )
     if dry_run:
-        typer.echo("\n".join(space_publishing.describe_plan(plan)))
+        for line in space_publishing.describe_plan(plan):
+            typer.echo(line)
         return
     published = space_publishing.publish_space(plan)
     _say_published(published.url, changed=published.changed)
@@ -294,7 +295,8 @@ def publish_run(
         typer.echo(f"! {sentence}", err=True)
     if dry_run:
         for plan in plans:
-            typer.echo("\n".join(space_publishing.describe_plan(plan)))
+            for line in space_publishing.describe_plan(plan):
+                typer.echo(line)
         return
     for repository, published in space_publishing.publish_all(plans).items():
         typer.echo(f"{repository}: {published.url if published.changed else 'already up to date'}")

@@ -37,7 +37,9 @@ def run_command_line(app: "Typer", prog_name: str) -> NoReturn:
             stream.reconfigure(errors="replace")
     command = get_command(app)
     _join_help_lines(command)
-    with printable_output():
+    # A shell's completion is a script or a list that typer writes at once.
+    completes = "--show-completion" in sys.argv or any(name.endswith("_COMPLETE") for name in os.environ)
+    with printable_output(keeps_lines=completes):
         _run(command, prog_name)
     sys.exit(0)
 
@@ -57,7 +59,7 @@ def _run(command: Any, prog_name: str) -> None:
         if shown is None:
             raise
         if os.environ.get(TRACEBACK_VARIABLE) == "1":
-            traceback.print_exception(error)
+            sys.stderr.writelines("".join(traceback.format_exception(error)).splitlines(keepends=True))
         _leave(prog_name, explain_error(shown), 1)
 
 

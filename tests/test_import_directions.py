@@ -35,7 +35,7 @@ MAY_IMPORT = {
     "hub_tools": (),
     "hub_tools.local_hub.protocol": (),
     "hub_tools.local_hub.store": ("hub_tools.local_hub.protocol",),
-    "hub_tools.local_hub.routes": ("hub_tools.local_hub.store", "hub_tools.local_hub.protocol"),
+    "hub_tools.local_hub.routes": ("hub_tools.local_hub.store", "hub_tools.local_hub.protocol", "hub_tools.printing"),
     DEVICES: (),
     PROGRESS: (HUB,),
     CHILDREN: (),
@@ -100,7 +100,7 @@ MAY_IMPORT = {
         *LIBRARIES,
     ),
     "pipelines.finetuning": (RUN, TASK, CODES, MEMORY, *LIBRARIES),
-    "pipelines.conversion": (CODES, MODEL),
+    "pipelines.conversion": (CODES, MODEL, f"{HUB}.printing"),
     "pipelines.doctor": ("pipelines.training", ADMISSION, SWARM, MEMORY, CODES, *LIBRARIES),
     "pipelines.serving": (
         *("pipelines.training", "pipelines.generation", "pipelines.doctor"),

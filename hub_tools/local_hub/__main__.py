@@ -6,6 +6,7 @@ from pathlib import Path
 
 def main() -> None:
     """Serve until told to stop, or until the parent process has exited."""
+    from ..printing.printable import one_line
     from .server import ServerOptions, serve
 
     parser = argparse.ArgumentParser(prog="python -m hub_tools.local_hub")
@@ -19,7 +20,7 @@ def main() -> None:
     try:
         serve(options, lambda endpoint: print(endpoint, flush=True))
     except (ValueError, OSError) as error:
-        raise SystemExit(str(error)) from None
+        raise SystemExit(one_line(error)) from None
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ UNWRAPPED = 400
 
 
 class PrintableConsole(Console):
-    """A console for foreign text, in which brackets are no markup unless a call says so with `markup=True`."""
+    """A console for foreign text: no markup unless a call says `markup=True`, and each text is one line."""
 
     def __init__(self, **how: Any) -> None:
         super().__init__(**{"markup": False, **how})
@@ -31,10 +31,13 @@ class PrintableConsole(Console):
 
     def render_str(self, text: str, **how: Any) -> Text:
         """See `Console.render_str`; before the text is measured."""
-        return super().render_str(printable(text, keeps_lines=True), **how)
+        return super().render_str(printable(text), **how)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """See `Console.render`."""
+        if isinstance(renderable, Text) and "\n" in renderable.plain:
+            renderable = renderable.copy()
+            renderable.plain = renderable.plain.replace("\n", " ")
         for segment in super().render(renderable, options):
             style = segment.style.update_link() if segment.style and segment.style.link else segment.style
             yield segment if segment.control else Segment(printable(segment.text, keeps_lines=True), style)

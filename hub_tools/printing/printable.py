@@ -85,9 +85,13 @@ def _is_spelled(character: str) -> bool:
 
 
 class PrintableOutput:
-    """A standard stream that shows printable text only; rich, whose colours are sequences, writes past it."""
+    """A standard stream that shows printable text only; rich, whose colours are sequences, writes past it.
 
-    def __init__(self, stream: TextIO) -> None:
+    What is written at once is one line, unless `keeps_lines`: a line end inside of it may be a stranger's.
+    """
+
+    def __init__(self, stream: TextIO, *, keeps_lines: bool = False) -> None:
+        self._keeps_lines = keeps_lines
         self.rich_proxied_file = stream
         """By this name rich looks for the stream behind another one; see `consoles.py` for what it shows."""
 
@@ -95,7 +99,9 @@ class PrintableOutput:
         """Write the text, and what moves a progress bar of the Hub's client on a terminal."""
         moves = WHAT_A_BAR_WRITES.match(text)
         start = moves.end() if moves and self.isatty() and (text[0:1] == "\r" or moves.end() == len(text)) else 0
-        self.rich_proxied_file.write(text[:start] + printable(text[start:], keeps_lines=True))
+        line = text[start:].rstrip("\n")
+        ends = text[start + len(line) :]
+        self.rich_proxied_file.write(text[:start] + printable(line, keeps_lines=self._keeps_lines) + ends)
         return len(text)
 
     def writelines(self, lines: Any) -> None:
@@ -108,10 +114,10 @@ class PrintableOutput:
 
 
 @contextlib.contextmanager
-def printable_output() -> Iterator[None]:
-    """Let nothing but printable text reach the standard output and the standard error output."""
+def printable_output(*, keeps_lines: bool = False) -> Iterator[None]:
+    """Let nothing but printable text reach the standard outputs, each write as one line unless `keeps_lines`."""
     before = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = PrintableOutput(sys.stdout), PrintableOutput(sys.stderr)
+    sys.stdout, sys.stderr = (PrintableOutput(stream, keeps_lines=keeps_lines) for stream in before)
     try:
         yield
     finally:

@@ -8,6 +8,7 @@ import pyarrow as pa
 import yaml
 
 from ..counted import counted
+from ..printing.marked_up import code, markdown_table, plain
 
 SPLITS = ("train", "validation", "test")
 SIZE_CATEGORIES = ((1_000, "n<1K"), (10_000, "1K<n<10K"), (100_000, "10K<n<100K"), (1_000_000, "100K<n<1M"))
@@ -142,24 +143,22 @@ def _size_category(num_rows: int) -> str:
 
 
 def _text(dataset: DatasetSummary, repo_id: str) -> str:
-    columns = "\n".join(f"| `{name}` | {kind} |" for name, kind in dataset.shards[0].column_types)
+    columns = [(code(name), plain(kind)) for name, kind in dataset.shards[0].column_types]
     per_record = dataset.num_bytes / max(1, dataset.num_rows)
     facts = [
         f"- {counted(dataset.num_rows, 'record')} in {counted(len(dataset.shards), 'Parquet shard')}, "
         f"{dataset.num_bytes:,} bytes ({per_record:.0f} bytes per record)",
-        *(f"- {_words(key)}: `{value}`" for key, value in sorted(dataset.metadata.items())),
+        *(f"- {plain(_words(key))}: {code(value)}" for key, value in sorted(dataset.metadata.items())),
     ]
     listed = "\n".join(facts)
     split = dataset.splits[0]
-    return f"""# {repo_id.partition("/")[2]}
+    return f"""# {plain(repo_id.partition("/")[2])}
 
 Captions with the VQGAN codes of their pictures, for training text-to-image transformers.
 
 {listed}
 
-| column | type |
-|---|---|
-{columns}
+{markdown_table(("column", "type"), columns)}
 
 Stream it, without downloading it first:
 
@@ -168,7 +167,7 @@ from datasets import load_dataset
 
 dataset = load_dataset("{repo_id}", split="{split}", streaming=True)
 for record in dataset.take(3):
-    print(record["{dataset.schema.names[0]}"])
+    print(record[{json.dumps(dataset.schema.names[0])}])
 ```
 {_codec_note(dataset)}"""
 
@@ -181,12 +180,12 @@ def _filters(folder: Path) -> str:
         return ""
     seen = report["kept"] + sum(dropped.values())
     rows = [("kept", report["kept"]), *sorted(dropped.items(), key=lambda entry: -entry[1])]
-    counts = "\n".join(f"| {_words(name)} | {count:,} | {count / max(1, seen):.1%} |" for name, count in rows)
+    shares = [(plain(_words(name)), f"{count:,}", f"{count / max(1, seen):.1%}") for name, count in rows]
     settings = manifest.get("settings", {})
     thresholds = [*settings.get("filter", {}).items(), *settings.get("pictures", {}).items()]
-    listed = "\n".join(f"- {_words(name)}: `{value}`" for name, value in thresholds)
+    listed = "\n".join(f"- {plain(_words(name))}: {code(value)}" for name, value in thresholds)
     return (
-        f"\n## Filters\n\nOf {seen:,} samples:\n\n| | samples | share |\n|---|---|---|\n{counts}\n"
+        f"\n## Filters\n\nOf {seen:,} samples:\n\n{markdown_table(('', 'samples', 'share'), shares)}\n"
         f"\nThe filters were:\n\n{listed}\n"
     )
 
@@ -210,6 +209,5 @@ def _licence(license: str | None, credits: str) -> str:
 
 def _codec_note(dataset: DatasetSummary) -> str:
     fingerprint = dataset.metadata.get("codec_fingerprint")
-    return (
-        f"\nOnly the codec with fingerprint `{fingerprint}` turns these codes into pictures.\n" if fingerprint else ""
-    )
+    shown = code(fingerprint or "")
+    return f"\nOnly the codec with fingerprint {shown} turns these codes into pictures.\n" if shown else ""

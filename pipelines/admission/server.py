@@ -13,6 +13,7 @@ from huggingface_hub import HfApi
 
 from hub_tools.http_serving import serve_application
 from hub_tools.hub_client import install_hub_client
+from hub_tools.printing.printable import one_line
 from hub_tools.run_files import ADMISSION_LISTS_FILE
 from pipelines.admission.lists import ListsOnHub
 from pipelines.admission.service import AdmissionService, ServiceOptions, build_application
@@ -103,7 +104,7 @@ def serve_as_space(environment: Mapping[str, str], *, run_id: str, averaging_tim
     try:
         repository, key_text = environment["RUN_REPOSITORY"], environment["AUTHORIZATION_KEY"]
     except KeyError as error:
-        raise SystemExit(f"Set {error.args[0]} in the settings of this Space; see its README.") from None
+        raise SystemExit(one_line(f"Set {error.args[0]} in the settings of this Space; see its README.")) from None
     port = int(environment.get("GRADIO_SERVER_PORT") or SPACE_PORT)
     options = ServiceOptions(
         lifetime_seconds=60 * float(environment.get("TOKEN_MINUTES") or 10),

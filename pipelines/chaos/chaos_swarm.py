@@ -144,7 +144,7 @@ class ChaosSwarm:
             if trainer.name not in self._restarts:
                 trainer.num_unexpected_exits += 1
                 self._console.print(
-                    f"[red]{trainer.name} died by itself:[/red] {escape(trainer.last_words())}", markup=True
+                    f"[red]{escape(trainer.name)} died by itself:[/red] {escape(trainer.last_words())}", markup=True
                 )
                 self._restarts[trainer.name] = time.monotonic() + 1.0
             if time.monotonic() >= self._restarts[trainer.name]:
@@ -163,7 +163,9 @@ class ChaosSwarm:
         self._restarts[trainer.name] = time.monotonic() + seconds_until_back
         if not trainer.ends_without_a_child():
             trainer.num_unexpected_exits += 1
-            self._console.print(f"[red]{trainer.name} hangs:[/red] one of its processes was killed", markup=True)
+            self._console.print(
+                f"[red]{escape(trainer.name)} hangs:[/red] one of its processes was killed", markup=True
+            )
         self.orphans += trainer.kill()
 
     def start_attack(self, name: str) -> None:

@@ -16,6 +16,7 @@ COLOURS = dict(zip(FaultKind, matplotlib.colormaps["tab10"].colors, strict=False
 SECONDS_PER_BAR = 2.0
 
 
+@matplotlib.rc_context({"text.parse_math": False})
 def draw_timeline(path: Path, events: Events, faults: Sequence[Fault], *, reference: Window, chaos: Window) -> None:
     """Write the picture as PNG; time runs from the start of the fault-free part."""
     figure = Figure(figsize=(14, 8), layout="constrained")

@@ -89,7 +89,8 @@ def chaos(
     else:
         planned = draw_faults(seed=seed, duration_seconds=seconds, num_faults=faults, num_peers=peers)
     if dry_run:
-        typer.echo(script_text(planned), nl=False)
+        for line in script_text(planned).splitlines():
+            typer.echo(line)
         return
 
     from pipelines.chaos.chaos_run import ChaosPlan, run_chaos

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hub_tools.printing.marked_up import code, plain
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
 
@@ -146,13 +148,13 @@ pipeline_tag: text-to-image
 tags: [dalle-collab, dalle]
 ---
 
-# {name}
+# {plain(name)}
 
 A text-to-image transformer, converted from a checkpoint of {conversion.layout} by `dalle-collab model convert`.
 
 | | |
 |---|---|
-| source | `{conversion.source_name}` |
+| source | {code(conversion.source_name)} |
 | SHA-256 of the source | `{conversion.source_sha256}` |
 | parameters | {conversion.num_parameters:,}, in float32 |
 | layers | {config.num_hidden_layers}, with {config.num_shared_groups} sets of attention and feed-forward weights |

@@ -1,6 +1,5 @@
 """Results of the demo: figures as `summary.json`, a page, and the loss curve."""
 
-import html
 import json
 import math
 import tarfile
@@ -13,6 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from hub_tools.atomic_files import write_text_whole
+from hub_tools.printing.marked_up import escaped
 from pipelines.demo.running_spaces import read_addresses
 from pipelines.demo.scenes.caption_judge import SceneScore
 from pipelines.demo.whole_line import LineResult
@@ -153,27 +153,27 @@ def show_end(summary: DemoSummary, folder: Path, repository: str, console: Conso
 
 
 def _page(title: str, summary: DemoSummary, grid_title: str, addresses: Mapping[str, str], folder: Path) -> str:
-    rows = "".join(f"<tr><th>{html.escape(k)}</th><td>{html.escape(v)}</td></tr>" for k, v in figure_rows(summary))
+    rows = "".join(f"<tr><th>{escaped(k)}</th><td>{escaped(v)}</td></tr>" for k, v in figure_rows(summary))
     stages = "".join(
-        f"<tr><th>{html.escape(name.replace('_', ' '))}</th><td>{seconds:.0f} s</td></tr>"
+        f"<tr><th>{escaped(name.replace('_', ' '))}</th><td>{seconds:.0f} s</td></tr>"
         for name, seconds in summary.stage_seconds.items()
     )
     links = "".join(
-        f'<li><a href="{html.escape(address)}">{html.escape(name.replace("_", " ").capitalize())}</a></li>'
+        f'<li><a href="{escaped(address)}">{escaped(name.replace("_", " ").capitalize())}</a></li>'
         for name, address in addresses.items()
     )
-    command = html.escape(f"dalle-collab demo spaces --output {folder}")
+    command = escaped(f"dalle-collab demo spaces --output {folder}")
     pages = f"<h2>Pages of the run</h2><p>Open while <code>{command}</code> runs:</p><ul>{links}</ul>" if links else ""
     return f"""<!doctype html>
 <html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
-<title>{html.escape(title)}</title>
+<title>{escaped(title)}</title>
 <style>
 {SUMMARY_STYLE}
 </style>
-<h1>{html.escape(title)}</h1>
+<h1>{escaped(title)}</h1>
 <table>{rows}</table>
 {pages}
-<h2>{html.escape(grid_title)}</h2>
+<h2>{escaped(grid_title)}</h2>
 <img src="grid.png" alt="Generated pictures with their captions">
 <h2>Loss</h2>
 <img src="loss_curve.png" alt="Training loss and number of peers against the epoch">

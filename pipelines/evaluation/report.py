@@ -1,7 +1,6 @@
 """An evaluation as a file for programs, a table for the terminal, and a page with pictures side by side."""
 
 import base64
-import html
 import importlib.metadata
 import io
 import json
@@ -15,6 +14,7 @@ import torch
 from rich.table import Table
 
 from hub_tools.atomic_files import write_text_whole
+from hub_tools.printing.marked_up import escaped
 from pipelines.evaluation.comparison import Difference
 from pipelines.evaluation.figures import CONFIDENCE
 from pipelines.evaluation.measurement import Measurement
@@ -154,19 +154,17 @@ def comparison_page(
     differences: Sequence[Difference],
 ) -> str:
     """Return a page that needs no other file: the differences, and pictures side by side."""
-    rows = (
-        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in _cells(item)) + "</tr>" for item in differences
-    )
+    rows = ("<tr>" + "".join(f"<td>{escaped(cell)}</td>" for cell in _cells(item)) + "</tr>" for item in differences)
     first, second = (item.pictures for item in measurements)
     pairs = [] if first is None or second is None else list(zip(prompts, first, second, strict=False))[:MOST_PICTURES]
     pictures = [
         f'<figure><div class="pair">{_image(a, "first")}{_image(b, "second")}</div>'
-        f"<figcaption>{html.escape(prompt)}</figcaption></figure>"
+        f"<figcaption>{escaped(prompt)}</figcaption></figure>"
         for prompt, a, b in pairs
     ]
     return PAGE.format(
         title="Two evaluations side by side",
-        sentence=f"First: {html.escape(names[0])}. Second: {html.escape(names[1])}.",
+        sentence=f"First: {escaped(names[0])}. Second: {escaped(names[1])}.",
         confidence=CONFIDENCE,
         rows="\n".join(rows),
         pictures=PICTURES.format(pictures="\n".join(pictures)) if pictures else "",

@@ -6,7 +6,10 @@ import os
 import shutil
 from pathlib import Path
 
+import yaml
+
 from hub_tools.foreign.json_texts import read_json
+from hub_tools.printing.marked_up import code, markdown_table, plain
 from pipelines.finetuning.finetuning import FinetuningProgress, FinetuningSource, TrainableModel
 from pipelines.finetuning.finetuning_options import FinetuningOptions
 from pipelines.image_codes.codec_code import copy_codec_code
@@ -104,9 +107,9 @@ def _settings(source: FinetuningSource, options: FinetuningOptions, progress: Fi
 def adapter_card(source: FinetuningSource, settings: dict[str, object]) -> str:
     """Return the text of the adapter's README.md."""
     base, revision = source.model_name, source.model_revision
-    pinned = f', revision="{revision}"' if revision else ""
+    pinned = f", revision={json.dumps(revision)}" if revision else ""
     return f"""{_front_matter(source, "peft", "adapter")}
-# Adapter for {base}
+# Adapter for {plain(base)}
 
 A LoRA that was fine-tuned with `dalle-collab model finetune`.
 
@@ -114,7 +117,7 @@ A LoRA that was fine-tuned with `dalle-collab model finetune`.
 from peft import PeftModel
 from transformers import AutoModel
 
-model = AutoModel.from_pretrained("{base}"{pinned}, trust_remote_code=True)
+model = AutoModel.from_pretrained({json.dumps(base)}{pinned}, trust_remote_code=True)
 model = PeftModel.from_pretrained(model, "THIS_REPOSITORY")
 ```
 
@@ -124,7 +127,7 @@ model = PeftModel.from_pretrained(model, "THIS_REPOSITORY")
 def model_card(source: FinetuningSource, settings: dict[str, object]) -> str:
     """Return the text of the whole model's README.md."""
     return f"""{_front_matter(source, "transformers", "finetune")}
-# Fine-tuned from {source.model_name}
+# Fine-tuned from {plain(source.model_name)}
 
 A text-to-image transformer that was fine-tuned with `dalle-collab model finetune`. After
 `pip install transformers taming-transformers-rom1504 einops`:
@@ -142,14 +145,13 @@ The model knows what its training data shows and no more; it repeats the data's 
 
 
 def _front_matter(source: FinetuningSource, library: str, relation: str) -> str:
-    # The Hub refuses cards whose base model is not a repository.
-    base = f"base_model: {source.model_name}\nbase_model_relation: {relation}\n" if source.model_revision else ""
-    return (
-        f"---\nlibrary_name: {library}\npipeline_tag: text-to-image\n{base}"
-        f"tags: [dalle]\ndatasets: [{source.dataset}]\n---\n"
-    )
+    values: dict[str, object] = dict(library_name=library, pipeline_tag="text-to-image")
+    if source.model_revision:  # the Hub refuses cards whose base model is not a repository
+        values |= dict(base_model=source.model_name, base_model_relation=relation)
+    values |= dict(tags=["dalle"], datasets=[source.dataset])
+    return f"---\n{yaml.safe_dump(values, sort_keys=False, default_flow_style=None)}---\n"
 
 
 def _settings_table(settings: dict[str, object]) -> str:
-    rows = "".join(f"| `{name}` | {value} |\n" for name, value in settings.items())
-    return f"## How it was made\n\n| setting | value |\n|---|---|\n{rows}"
+    rows = ((code(name), plain(value)) for name, value in settings.items())
+    return f"## How it was made\n\n{markdown_table(('setting', 'value'), rows)}\n"

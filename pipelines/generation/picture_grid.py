@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from PIL import Image, ImageDraw, ImageFont
 
 from hub_tools.atomic_files import written_whole
+from hub_tools.printing.printable import printable
 from pipelines.image_codes.thumbnails import PICTURE_SIDE, enlarged
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def require_picture_path(path: Path) -> None:
 def wrap_text(text: str, font: ImageFont.FreeTypeFont, width: int) -> list[str]:
     """Return the text in lines of at most `width` pixels, broken at spaces, and inside words that are longer."""
     lines = [""]
-    for word in text.split():
+    for word in printable(text).split():
         if lines[-1] and font.getlength(f"{lines[-1]} {word}") <= width:
             lines[-1] += f" {word}"
             continue

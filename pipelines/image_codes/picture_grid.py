@@ -7,6 +7,8 @@ import numpy as np
 import torch
 from PIL import Image, ImageDraw
 
+from hub_tools.printing.printable import printable
+
 GAP = 4
 SMALLEST_CELL = 128
 CAPTION_LINES = 3
@@ -35,6 +37,6 @@ def picture_grid(images: torch.Tensor, columns: int, captions: Sequence[str] | N
 
 
 def _write_caption(draw: ImageDraw.ImageDraw, caption: str, corner: tuple[int, int], width: int) -> None:
-    lines = textwrap.wrap(caption, max(8, int(width / PIXELS_PER_LETTER)))[:CAPTION_LINES]
+    lines = textwrap.wrap(printable(caption), max(8, int(width / PIXELS_PER_LETTER)))[:CAPTION_LINES]
     for number, line in enumerate(lines):
         draw.text((corner[0], corner[1] + number * LINE_HEIGHT), line, fill="black")

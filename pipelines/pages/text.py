@@ -1,18 +1,7 @@
-"""Text and numbers as shown on the page. User names, devices and versions come from strangers."""
+"""Numbers and times as shown on the page."""
 
 import datetime
-import html
 import math
-
-from hub_tools.printing.printable import printable
-
-BEYOND_HTML = str.maketrans({sign: f"&#{ord(sign)};" for sign in "{}$`\\"})
-"""Gradio inserts HTML through templates, in which these characters are special."""
-
-
-def escaped(text: object) -> str:
-    """Return any text so that it is shown literally, inside an element or an attribute."""
-    return html.escape(printable(str(text), keeps_lines=True), quote=True).translate(BEYOND_HTML)
 
 
 def short_number(value: float | None) -> str:

@@ -15,6 +15,8 @@ from gradio.utils import get_upload_folder
 from PIL import Image, ImageOps
 
 from hub_tools.endpoint import prepare_hub_client
+from hub_tools.printing.marked_up import code
+from hub_tools.printing.printable import one_line
 from pipelines.generation.image_generation import load_ranking_parts, load_text_to_image
 from pipelines.generation.picture_grid import keep_picture
 from pipelines.generation.training_index import BUILD_COMMAND
@@ -58,7 +60,7 @@ def build_interface(settings: DrawingSettings) -> gr.Blocks:
         title="Text to image, trained together", delete_cache=(SECONDS_PER_HOUR, SECONDS_PER_DAY)
     ) as interface:
         gr.Markdown(
-            f"# Text to image, trained together\nDrawn by the checkpoints of `{settings.model_repository}`.{who}"
+            f"# Text to image, trained together\nDrawn by the checkpoints of {code(settings.model_repository)}.{who}"
         )
         with gr.Row():
             with gr.Column(scale=2, min_width=300):
@@ -299,7 +301,7 @@ def main() -> None:
     try:
         settings = DrawingSettings.from_environment(os.environ)
     except ValueError as error:
-        raise SystemExit(str(error)) from None
+        raise SystemExit(one_line(error)) from None
     if settings.training_index is None:  # for the owner's log; visitors need not know
         print(f'"Seen in training?" is not shown: build an index with `{BUILD_COMMAND}` and set TRAINING_INDEX.')
     interface = build_interface(settings).queue(max_size=settings.max_queue)

@@ -11,6 +11,7 @@ from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse
 from fastapi.routing import APIRoute
 
 from hub_tools.endpoint import prepare_hub_client
+from hub_tools.printing.printable import one_line
 from pipelines.pages.dashboard.dashboard import Dashboard
 from pipelines.pages.dashboard.page_look import STYLE
 from pipelines.pages.dashboard.programs import SPANS
@@ -124,7 +125,7 @@ def main() -> None:
     try:
         settings = DashboardSettings.from_environment(os.environ)
     except ValueError as error:
-        raise SystemExit(str(error)) from None
+        raise SystemExit(one_line(error)) from None
     with Dashboard(settings) as dashboard:
         interface = build_interface(dashboard).queue(max_size=512)
         web = dict(routes=routes(dashboard)) | own_pages_only(os.environ)

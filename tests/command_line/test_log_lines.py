@@ -50,10 +50,12 @@ def test_what_is_printed_for_people_becomes_lines_with_time_and_level(log):
     console = LogLines.console()
     with console.status("training"):
         console.print("Published [bold]epoch 3[/] as commit abc.", "x" * 300, markup=True)
-        console.print("one\n\ntwo")
+        for line in ("one\ntwo", "", "three"):
+            console.print(line)
     lines = log.getvalue().splitlines()
     assert [line.split(" ", 3)[2] for line in lines] == ["INFO"] * 3
-    assert [line.split(" ", 3)[3] for line in lines] == [f"Published epoch 3 as commit abc. {'x' * 300}", "one", "two"]
+    published = f"Published epoch 3 as commit abc. {'x' * 300}"
+    assert [line.split(" ", 3)[3] for line in lines] == [published, "one two", "three"]
 
 
 @pytest.mark.parametrize("shows_tracebacks", [False, True])

@@ -11,9 +11,9 @@ import pytest
 
 from hub_tools.one_line_errors import explain_error
 from hub_tools.printing.consoles import PrintableConsole
+from hub_tools.printing.marked_up import escaped
 from hub_tools.printing.printable import MOST_MARKS, UNKNOWN, one_line, printable, printable_json
 from pipelines.command_line.terminal.consoles import OneLineFormatter
-from pipelines.pages.text import escaped
 
 TOWER = "\u0301" * 50
 HOSTILE = (

@@ -1,12 +1,12 @@
 """Who am I, who is in an organization, and small pictures for both."""
 
-import html
 import sqlite3
 from http import HTTPStatus
 from urllib.parse import quote
 
 from fastapi import APIRouter, Request, Response
 
+from ...printing.marked_up import escaped
 from ..protocol.hub_error import HubError, login_needed
 from ..store.accounts import Caller, members_of, namespace_kind, organizations_of
 from .request_parts import CallerOf, Decoded, Storage, endpoint_of
@@ -58,7 +58,7 @@ def user_overview(user: Decoded, request: Request, storage: Storage) -> dict:
 @router.get("/avatars/{name}.svg")
 def avatar(name: Decoded) -> Response:
     """Draw the first letter of a name; pages of Gradio apps show it beside a login."""
-    letter = html.escape(name[:1].upper())
+    letter = escaped(name[:1].upper())
     picture = (
         '<svg xmlns="http://www.w3.org/2000/svg" width="64" height="64"><rect width="64" height="64" fill="#456"/>'
         f'<text x="32" y="44" font-size="36" text-anchor="middle" fill="#fff">{letter}</text></svg>'

@@ -1,12 +1,12 @@
 """Plain pages for a person with a browser: what repositories there are and what is in them. No scripts."""
 
-import html
 from pathlib import PurePosixPath
 from urllib.parse import quote
 
 from fastapi import APIRouter, Response
 from fastapi.responses import HTMLResponse
 
+from ...printing.marked_up import escaped
 from ..store.accounts import Caller
 from ..store.history import list_commits, resolve_revision
 from ..store.repositories import list_repositories, readable_repository
@@ -61,9 +61,9 @@ def _repository_page(address: RepositoryAddress, caller: Caller, storage: HubSto
         readme = find_entry(connection, head, "README.md")
     base = f"/{repository.url_path}/resolve/main/"
     files = [[_link(base + quote(row["path"]), row["path"]), f"{row['size']:,} bytes"] for row in entries]
-    history = [[html.escape(row["title"]), row["created_at"][:16].replace("T", " "), row["oid"][:8]] for row in commits]
+    history = [[escaped(row["title"]), row["created_at"][:16].replace("T", " "), row["oid"][:8]] for row in commits]
     pictures = "".join(
-        f'<p><img src="{html.escape(base + quote(row["path"]))}" alt="{html.escape(row["path"])}"></p>'
+        f'<p><img src="{escaped(base + quote(row["path"]))}" alt="{escaped(row["path"])}"></p>'
         for row in entries
         if PurePosixPath(row["path"]).suffix.lower() in PICTURES and "/" not in row["path"]
     )
@@ -71,14 +71,14 @@ def _repository_page(address: RepositoryAddress, caller: Caller, storage: HubSto
     if readme is not None:
         with storage.objects.path_of(readme["sha256"]).open("rb") as file:
             text = file.read(CARD_BYTES_SHOWN).decode("utf-8", "replace")
-        card = f"<h2>Card</h2><pre>{html.escape(text)}</pre>"
-    title = f"{html.escape(repository.full_name)} <span class=q>{repository.type} {_lock(repository.private)}</span>"
+        card = f"<h2>Card</h2><pre>{escaped(text)}</pre>"
+    title = f"{escaped(repository.full_name)} <span class=q>{repository.type} {_lock(repository.private)}</span>"
     body = f'<p><a href="/">All repositories</a></p><h1>{title}</h1>{pictures}'
     return _page(repository.full_name, f"{body}<h2>Files</h2>{_table(files)}{card}<h2>Commits</h2>{_table(history)}")
 
 
 def _page(title: str, body: str) -> Response:
-    head = f'<meta charset="utf-8"><title>{html.escape(title)}</title><style>{STYLE}</style>'
+    head = f'<meta charset="utf-8"><title>{escaped(title)}</title><style>{STYLE}</style>'
     return HTMLResponse(f"<!doctype html><html lang=en><head>{head}</head><body>{body}</body></html>", headers=HEADERS)
 
 
@@ -88,7 +88,7 @@ def _table(rows: list[list[str]]) -> str:
 
 
 def _link(address: str, text: str) -> str:
-    return f'<a href="{html.escape(address)}">{html.escape(text)}</a>'
+    return f'<a href="{escaped(address)}">{escaped(text)}</a>'
 
 
 def _lock(private: bool) -> str:

@@ -75,7 +75,8 @@ def run_as_job(
         labels={"dalle-collab": purpose, **labels},
     )
     api = HfApi()
-    typer.echo("\n".join(describe_plan(plan, hardware_of(api, plan.flavor))))
+    for line in describe_plan(plan, hardware_of(api, plan.flavor)):
+        typer.echo(line)
     if request.dry_run:
         typer.echo("Nothing was submitted.")
         return

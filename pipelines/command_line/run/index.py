@@ -62,7 +62,8 @@ def index(
 
         message = f"Publish the index of {report.num_records:,} records"
         published = publish_folder(output, publish, repo_type="dataset", private=private, message=message, replace=True)
-        typer.echo(f"{published.url}\nFor the Space: TRAINING_INDEX={publish}")
+        typer.echo(published.url)
+        typer.echo(f"For the Space: TRAINING_INDEX={publish}")
 
 
 def _dataset_of(run: str) -> tuple[str, str]:

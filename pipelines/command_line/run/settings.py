@@ -36,7 +36,8 @@ def settings(
         raise ValueError(f"No setting mentions {' and '.join(words or ())}. All of them: dalle-collab run settings")
     for group, members in groupby(found, key=lambda setting: setting.group):
         if markdown:
-            typer.echo(f"## {group}\n\n| setting | default | meaning |\n|---|---|---|")
+            for line in (f"## {group}", "", "| setting | default | meaning |", "|---|---|---|"):
+                typer.echo(line)
             for setting in members:
                 typer.echo(f"| `{setting.name}` | {_default(setting)} | {setting.meaning} |")
             typer.echo("")

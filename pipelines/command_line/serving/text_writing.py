@@ -82,7 +82,8 @@ def write_texts(
             typer.echo(printable_json(dict(prompt=prompt, texts=described)))
         else:
             for text in texts:
-                typer.echo(prompt + text.text)
+                for line in f"{prompt}{text.text}".split("\n"):
+                    typer.echo(line)
 
 
 def _write_here(

@@ -52,7 +52,8 @@ def show_checks(
     code = exit_code(results, strict=strict)
     if as_json:
         found = [result.as_mapping() for result in results]
-        typer.echo(json.dumps(dict(title=title, exit_code=code, results=found), indent=1))
+        for line in json.dumps(dict(title=title, exit_code=code, results=found), indent=1).split("\n"):
+            typer.echo(line)
     else:
         console.print(_summary(results), markup=True)
     raise typer.Exit(code)

@@ -31,6 +31,6 @@ def why_it_does_not_publish(repository: str, key_file: Path, key: str, entry: Li
             f"{key_file} and start again."
         )
     return (
-        "It serves the swarm, and publishes as soon as the organiser has listed its key, which takes this command:\n"
-        f"  dalle-collab run keys {repository} --add {key}"
+        "It serves the swarm, and publishes as soon as the organiser has listed its key, which takes this command: "
+        f"dalle-collab run keys {repository} --add {key}"
     )

@@ -23,7 +23,8 @@ def show_report(report: EvaluationReport, output: Path, *, as_json: bool) -> Non
     """Write a report and print it, as a table or as JSON."""
     path = write_report(report, output)
     if as_json:
-        typer.echo(path.read_text(encoding="utf-8"))
+        for line in path.read_text(encoding="utf-8").split("\n"):
+            typer.echo(line)
         return
     open_console().print(figures_table(report))
     typer.echo(f"{path}: {counted(len(report.measurement.figures), 'figure')}, in {report.seconds:.0f} s.")
@@ -38,7 +39,8 @@ def show_comparison(
     page = comparison_page(names, prompts, (first.measurement, second.measurement), differences)
     path, page_path = write_comparison(first, second, differences, page, output)
     if as_json:
-        typer.echo(path.read_text(encoding="utf-8"))
+        for line in path.read_text(encoding="utf-8").split("\n"):
+            typer.echo(line)
         return
     open_console().print(differences_table(*names, differences))
     for name, reason in (dict(first.left_out, **second.left_out)).items():

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import typer
-from rich.console import Console
+from rich.console import Console, Group
 
 from hub_tools.counted import counted, duration
 from pipelines.command_line.terminal.check_list import report_obstacles
@@ -213,7 +213,7 @@ def _show_training(
             f"{report.samples_per_second:.1f} of them here  share averaged {report.share_averaged:.0%}  "
             f"yours {report.num_samples} {unit}, {report.bytes_per_sample / 1e3:,.1f} kB sent for each"
         )
-        status.update(f"{text}\n  {session.line(report, peer.run)}")
+        status.update(Group(text, f"  {session.line(report, peer.run)}"))
         events.step(report)
         if report.ended_epoch and not console.is_terminal and time.monotonic() - last_line > SECONDS_BETWEEN_LINES:
             console.print(text)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from PIL import Image, ImageDraw
+from rich.console import Group, RenderableType
 from rich.table import Table
 
 from pipelines.demo.emoji.emoji_judge import QUESTIONS, Judgement, Score
@@ -34,10 +35,10 @@ def judgement_table(judgements: Sequence[Judgement]) -> Table:
     return table
 
 
-def _cell(score: Score | None) -> str:
+def _cell(score: Score | None) -> RenderableType:
     if score is None:
         return "–"
-    return f"{score.share:.0%} ({score.low:.0%}–{score.high:.0%})\nby chance {score.chance:.2g}"
+    return Group(f"{score.share:.0%} ({score.low:.0%}–{score.high:.0%})", f"by chance {score.chance:.2g}")
 
 
 def side_by_side(

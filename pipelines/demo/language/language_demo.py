@@ -3,7 +3,6 @@
 Every step is a public command that a user could type; only sizes differ from a run over the Internet.
 """
 
-import html
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -14,6 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from hub_tools.atomic_files import write_text_whole
+from hub_tools.printing.marked_up import escaped
 from pipelines.demo.demo_plan import DemoPlan
 from pipelines.demo.language.text import TEXT_FOLDER, TOKENIZER_FOLDER
 from pipelines.demo.running.event_files import course, read_events
@@ -171,10 +171,9 @@ def _write_summary(
     """Write `summary.json`, `summary.html` and `loss_curve.png`."""
     write_text_whole(folder / "summary.json", json.dumps(asdict(summary), indent=2) + "\n")
     draw_loss_curve(history, folder / "loss_curve.png", evaluations)
-    rows = "".join(f"<tr><th>{html.escape(k)}</th><td>{html.escape(v)}</td></tr>" for k, v in summary.rows)
+    rows = "".join(f"<tr><th>{escaped(k)}</th><td>{escaped(v)}</td></tr>" for k, v in summary.rows)
     texts = "".join(
-        f'<p class="text"><b>{html.escape(prompt)}</b>{html.escape(text)}</p>'
-        for prompt, text in summary.continuations.items()
+        f'<p class="text"><b>{escaped(prompt)}</b>{escaped(text)}</p>' for prompt, text in summary.continuations.items()
     )
     page = f"""<!doctype html>
 <html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">

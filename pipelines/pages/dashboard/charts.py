@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hub_tools.printing.marked_up import escaped
 from pipelines.pages.dashboard.history_columns import Buckets, thin_out
-from pipelines.pages.text import escaped, short_number
+from pipelines.pages.text import short_number
 
 WIDTH, HEIGHT = 1000, 200
 NUM_BUCKETS = 300

@@ -8,11 +8,12 @@ from urllib.parse import quote
 
 from hub_tools.counted import counted
 from hub_tools.endpoint import current_endpoint
+from hub_tools.printing.marked_up import escaped
 from pipelines.pages.dashboard.alerts import Alert, duration
 from pipelines.pages.dashboard.hub_reading import HubView
 from pipelines.pages.dashboard.peer_table import PeerPage, PeerState, TrackedPeer
 from pipelines.pages.dashboard.settings import DashboardSettings
-from pipelines.pages.text import date, escaped, short_number
+from pipelines.pages.text import date, short_number
 from pipelines.training.ledger.coverage import NewestPass
 from pipelines.training.metrics.credit.contributions import CLAIMED
 from pipelines.training.metrics.evaluation.held_out_losses import is_few

@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from hub_tools.printing.marked_up import escaped
 from pipelines.data_preparation.inspection.dataset_facts import CAPTION_BIN, DatasetFacts
 from pipelines.data_preparation.pictures.dropped_pictures import DroppedPicture
 from pipelines.pages.dataset.page_look import STYLE
-from pipelines.pages.text import escaped, short_number
+from pipelines.pages.text import short_number
 
 LARGEST_SHOWN_SIDE = 256
 SMOOTH_SIDE = 128

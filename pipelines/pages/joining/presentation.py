@@ -1,9 +1,9 @@
 """A machine's part in a run: state, contribution and findings, as HTML without scripts or external hosts."""
 
 from collections.abc import Sequence
-from html import escape
 
 from hub_tools.counted import counted
+from hub_tools.printing.marked_up import escaped
 from pipelines.doctor.check_result import STATUSES, CheckResult
 from pipelines.pages.joining import join_view
 from pipelines.pages.joining.join_view import JoinView
@@ -97,7 +97,7 @@ def state_html(view: JoinView, now: float) -> str:
     is_busy = name == "checking" or view.phase in join_view.COMING_UP | {join_view.RESUMING, join_view.STOPPING}
     return (
         f'<div class="join"><div class="state {name}{" busy" if is_busy else ""}"><span class="light"></span>'
-        f'<div><h2 role="status">{title}</h2><p>{escape(" ".join(filter(None, words)))}</p></div></div></div>'
+        f'<div><h2 role="status">{title}</h2><p>{escaped(" ".join(filter(None, words)))}</p></div></div></div>'
     )
 
 
@@ -149,7 +149,7 @@ def checks_html(view: JoinView) -> str:
     rows = "".join(map(_check_row, shown))
     # While training, the findings have been seen already; they are one click away.
     is_open = "" if view.is_alive else " open"
-    summary = f"<summary>{escape(checks_summary(view))}</summary>"
+    summary = f"<summary>{escaped(checks_summary(view))}</summary>"
     return f'<div class="join"><details{is_open}>{summary}<ul class="checks">{rows}</ul></details></div>'
 
 
@@ -169,20 +169,19 @@ def checks_summary(view: JoinView) -> str:
 
 def notice_html(text: str) -> str:
     """Return a message to the visitor; nothing for none."""
-    return f'<div class="join"><p class="notice" role="alert">{escape(text)}</p></div>' if text else ""
+    return f'<div class="join"><p class="notice" role="alert">{escaped(text)}</p></div>' if text else ""
 
 
 def _check_row(result: CheckResult) -> str:
     cure = ""
     if result.status in ("warn", "fail"):
         expected = f" Expected: {result.expected}." if result.expected else ""
-        cure = (
-            f'<p class="cure"><b>What to do:</b> {escape(result.cure)}<span class="seen">{escape(expected)}</span></p>'
-        )
+        cure = f'<p class="cure"><b>What to do:</b> {escaped(result.cure)}'
+        cure += f'<span class="seen">{escaped(expected)}</span></p>'
     return (
         f'<li class="{result.status}"><span class="mark" aria-hidden="true">{MARKS[result.status]}</span><div>'
-        f'<span class="unseen">{WORDS[result.status]}: </span><b>{escape(result.name)}</b> '
-        f'<span class="seen">{escape(result.seen)}</span>{cure}</div></li>'
+        f'<span class="unseen">{WORDS[result.status]}: </span><b>{escaped(result.name)}</b> '
+        f'<span class="seen">{escaped(result.seen)}</span>{cure}</div></li>'
     )
 
 

@@ -3,8 +3,8 @@
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 
+from hub_tools.printing.marked_up import escaped
 from pipelines.memory_estimate.estimate import estimate_training_memory
 from pipelines.memory_estimate.model_presets import ModelSizes
 from pipelines.memory_estimate.settings import MemoryEstimate, MemorySettings, MemorySplit
@@ -92,8 +92,8 @@ def _bar(label: str, split: MemorySplit, most: int) -> str:
     )
     total = as_gigabytes(split.total) if split.total else "nothing"
     return (
-        f'<div class="line"><b>{escape(label)}</b><span class="total">{total}</span></div>'
-        f'<div class="bar" role="img" aria-label="{escape(said)}">{pieces}</div>'
+        f'<div class="line"><b>{escaped(label)}</b><span class="total">{total}</span></div>'
+        f'<div class="bar" role="img" aria-label="{escaped(said)}">{pieces}</div>'
     )
 
 
@@ -104,7 +104,7 @@ def _numbers(shown: Sequence[NamedEstimate]) -> str:
         for item in shown
         for split in [item.estimate.gpu if memory == "GPU" else item.estimate.ram]
     ]
-    head = "".join(f'<th scope="col">{escape(name)}</th>' for name, _ in columns)
+    head = "".join(f'<th scope="col">{escaped(name)}</th>' for name, _ in columns)
     rows = "".join(
         f'<tr><th scope="row">{name}</th>' + "".join(f"<td>{_size(getattr(split, name))}</td>" for _, split in columns)
         for name in (*COMPONENTS, "total")

@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from urllib.parse import quote
 
+from hub_tools.printing.marked_up import code, markdown_table, plain
 from hub_tools.run_files import CARD_FILE, LOSS_CURVE_FILE, METRICS_FOLDER
 from pipelines.training.card.header import merged_header
 from pipelines.training.metrics.evaluation.figure_table import evaluation_section
 from pipelines.training.metrics.evaluation.model_index import model_index
-from pipelines.training.metrics.tables import markdown_table, plain
 from pipelines.training.run.task import CheckpointFacts, Source
 from pipelines.training.run.training_run import TrainingRun
 
@@ -92,14 +93,14 @@ def _figures(run: TrainingRun, facts: CheckpointFacts, parts: CardParts) -> str:
 
 
 def _sources(sources: Sequence[Source]) -> str:
-    rows = [(one.role, _link(one), f"`{one.revision[:12]}`" if one.revision else "", plain(one.licence))
+    rows = [(one.role, _link(one), code(one.revision[:12]), plain(one.licence))
             for one in sources]  # fmt: skip
     return f"## Data and codec\n\n{markdown_table(('', 'repository', 'revision', 'licence'), rows)}"
 
 
 def _link(source: Source) -> str:
     place = f"/datasets/{source.repository}" if source.role == "dataset" else f"/{source.repository}"
-    return f"[{source.repository}]({place})"
+    return f"[{plain(source.repository)}]({quote(place)})"
 
 
 def _older_epochs(run: TrainingRun, facts: CheckpointFacts, parts: CardParts) -> str:

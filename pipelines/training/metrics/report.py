@@ -8,11 +8,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hub_tools.printing.marked_up import code, markdown_table, plain
 from pipelines.training.metrics.course import RunRecord
 from pipelines.training.metrics.credit.contributors import contributor_table
 from pipelines.training.metrics.evaluation.figure_table import evaluation_section
 from pipelines.training.metrics.evaluation.held_out_losses import held_out_loss, perplexity
-from pipelines.training.metrics.tables import markdown_table
 
 NUM_COURSE_ROWS = 20
 NUM_CHECKPOINT_ROWS = 20
@@ -81,7 +81,7 @@ def _summary(record: RunRecord, now: float) -> str:
         rows.append(("latest evaluation loss", held_out_loss(record.evaluations[-1])))
         if run.unit == "tokens":
             rows.append(("best held-out perplexity", f"{perplexity(best['loss']):,.1f}"))
-    title = f"# Report of the training run {record.repository}\n\nWritten {_date(now)}."
+    title = f"# Report of the training run {plain(record.repository)}\n\nWritten {_date(now)}."
     return f"{title}\n\n{markdown_table(('', ''), rows)}"
 
 
@@ -124,7 +124,7 @@ def _contributors(record: RunRecord) -> str:
 def _data(record: RunRecord) -> str:
     run = record.run
     size = "no longer known" if record.dataset_bytes is None else _bytes(record.dataset_bytes)
-    rows = [("dataset", run.dataset_repository), ("revision", f"`{run.dataset_revision}`"), ("shards", size)]
+    rows = [("dataset", plain(run.dataset_repository)), ("revision", code(run.dataset_revision)), ("shards", size)]
     rows += [
         (f"pass {one.pass_number + 1}", f"{one.num_records:,} records trained on, {one.num_twice:,} counted twice")
         for one in record.passes
@@ -164,7 +164,7 @@ def _shared_settings(record: RunRecord) -> dict[str, Any]:
 
 
 def _settings(title: str, values: Mapping[str, Any]) -> str:
-    rows = [(f"`{name}`", f"`{json.dumps(value)}`") for name, value in sorted(values.items())]
+    rows = [(code(name), code(json.dumps(value))) for name, value in sorted(values.items())]
     return f"## {title}\n\n{markdown_table(('setting', 'value'), rows)}"
 
 

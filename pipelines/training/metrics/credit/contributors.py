@@ -4,9 +4,9 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from hub_tools.printing.marked_up import markdown_table, plain
 from pipelines.training.metrics.credit.contributions import CLAIMED, ContributionLedger, leaderboard
 from pipelines.training.metrics.credit.hardware import ENERGY, describe_hours, energy_kwh
-from pipelines.training.metrics.tables import markdown_table, plain
 
 MOST_CONTRIBUTORS = 10_000
 

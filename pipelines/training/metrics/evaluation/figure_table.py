@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
+from hub_tools.printing.marked_up import markdown_table
 from pipelines.training.metrics.evaluation.checkpoint_figures import CheckpointFigure, newest_figures
-from pipelines.training.metrics.tables import markdown_table
 
 
 def evaluation_section(figures: Sequence[CheckpointFigure]) -> str:

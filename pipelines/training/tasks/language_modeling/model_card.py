@@ -1,5 +1,8 @@
 """What the card of a language run's checkpoint says besides what every card says."""
 
+from urllib.parse import quote
+
+from hub_tools.printing.marked_up import code, plain
 from pipelines.training.card.run_card import CardParts
 from pipelines.training.metrics.evaluation.held_out_losses import held_out_loss, perplexity
 from pipelines.training.run.task import CheckpointFacts
@@ -17,10 +20,13 @@ USES = {
 def card_parts(run: TrainingRun, settings: LanguageSettings, facts: CheckpointFacts) -> CardParts:
     """Return the language model's parts of the card."""
     fills_masks = run.task == FILL_MASK
+    architecture = code(run.model_config["model_type"])
     kind, of = ("masked", "masked tokens") if fills_masks else ("causal", "tokens")
-    start = f"[{settings.start_from}](/{settings.start_from}) at `{settings.start_from_revision[:12]}`"
+    start = (
+        f"[{plain(settings.start_from)}](/{quote(settings.start_from)}) at {code(settings.start_from_revision[:12])}"
+    )
     return CardParts(
-        summary=f"A {kind} language model of type `{run.model_config['model_type']}`, trained together by volunteers.",
+        summary=f"A {kind} language model of type {architecture}, trained together by volunteers.",
         use=_USE.format(example=USES[fills_masks].format(repository=facts.repository)),
         load='pipeline(..., revision="epoch-N")',
         rows=[

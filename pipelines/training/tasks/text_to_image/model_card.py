@@ -1,5 +1,6 @@
 """What the card of a text-to-image checkpoint says besides what every card says."""
 
+from hub_tools.printing.marked_up import plain
 from modeling_dalle_collab import DalleCollabConfig
 from pipelines.training.card.run_card import CardParts
 from pipelines.training.metrics.evaluation.held_out_losses import held_out_loss
@@ -22,7 +23,7 @@ def card_parts(run: TrainingRun, config: DalleCollabConfig, facts: CheckpointFac
             ("a picture", f"{config.image_grid_size} x {config.image_grid_size} codes out of {config.codebook_size:,}"),
             ("longest caption", f"{config.text_sequence_length} tokens"),
         ],
-        limits=_LIMITS.format(tokens=config.text_sequence_length, dataset=run.dataset_repository),
+        limits=_LIMITS.format(tokens=config.text_sequence_length, dataset=plain(run.dataset_repository)),
     )
 
 

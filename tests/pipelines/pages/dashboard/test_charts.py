@@ -6,9 +6,10 @@ import xml.etree.ElementTree as ElementTree
 import numpy as np
 import pytest
 
+from hub_tools.printing.marked_up import escaped
 from pipelines.pages.dashboard.charts import Chart, chart_html, nice_ticks
 from pipelines.pages.dashboard.history_columns import COLUMNS, HistoryColumns, thin_out
-from pipelines.pages.text import escaped, short_number
+from pipelines.pages.text import short_number
 
 
 def columns(num_points, **changes):
