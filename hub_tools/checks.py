@@ -4,7 +4,7 @@ import difflib
 import re
 import sys
 from collections.abc import Iterable, Mapping
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 MOST_LAYERS, LARGEST_SIZE = 4096, 10**7
 """Configurations of models come from strangers; a larger number is a mistake or a joke."""
@@ -60,4 +60,19 @@ def check_model_sizes(settings: Mapping[str, object]) -> None:
         if isinstance(value, list | tuple) and len(value) > MOST_LAYERS:
             raise ValueError(
                 f"{name} has {len(value)} entries in the model's settings; expected at most {MOST_LAYERS}."
+            )
+
+
+def check_loaded(model: Any, found: Mapping[str, Iterable[str]], place: str, *, may_have_others: bool = True) -> None:
+    """Raise ValueError unless a checkpoint had all parameters of its model, by transformers' loading info, all finite.
+
+    What it lacks is random otherwise; what it has besides is not used, and may be a head of another task.
+    """
+    missing, others = sorted(found["missing_keys"]), [] if may_have_others else sorted(found["unexpected_keys"])
+    damaged = [name for name, parameter in model.named_parameters() if not parameter.isfinite().all()]
+    for seen, names in (("lack", missing), ("have the unknown", others), ("are not finite numbers in", damaged)):
+        if names:
+            raise ValueError(
+                f"The weights of {place} {seen} {names[0]} ({len(names)} such parameters), expected those of its "
+                "config.json. Download them again, or load an earlier checkpoint: --revision COMMIT"
             )

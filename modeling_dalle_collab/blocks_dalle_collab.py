@@ -219,7 +219,8 @@ class DalleCollabStack(nn.Module):
         attend: Callable[..., Tensor] = _attention_branch,
         feed: Callable[..., Tensor] = _feed_forward_branch,
     ) -> Iterator[BranchCall]:
-        dropout = max(self.config.attention_dropout, self.config.feed_forward_dropout)
+        dropouts = [getattr(module, "p", 0.0) for module in self.groups.modules()]  # of adapters
+        dropout = max(self.config.attention_dropout, self.config.feed_forward_dropout, *dropouts)
         is_random = self.training and dropout > 0
         for layer, kind, group in self.parts_of_layers(layers):
             compute = partial(attend, layer.attention, group.attention, kind=kind, tables=tables, on_weights=on_weights)

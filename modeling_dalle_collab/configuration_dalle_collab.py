@@ -1,16 +1,23 @@
 """The sizes and the wiring of the collaborative DALL-E; every number that a checkpoint depends on."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from transformers import PreTrainedConfig
+from transformers.utils import logging
 
 if TYPE_CHECKING:
     # A saved model includes the files that its code imports from the same folder; this one is needed only by name.
     from .pipeline_dalle_collab import TextToImagePipeline  # noqa: F401
 
+logger = logging.get_logger(__name__)
+
 ATTENTION_KINDS = ("row", "column", "convolutional")
 CONV_WINDOWS = ("centred", "corner")
 RECOMPUTE_CHOICES = ("reversible", "partial", "none")
+
+# What transformers adds to a saved configuration.
+ADDED_NAMES = ("auto_map", "custom_pipelines", "model_type", "quantization_config", "tie_word_embeddings")
 
 # Which class of which file implements which auto class, for code loaded from the Model Hub.
 AUTO_MAP = {
@@ -89,9 +96,21 @@ class DalleCollabConfig(PreTrainedConfig):
     def __post_init__(self, **kwargs: object) -> None:
         self.attention_pattern = tuple(self.attention_pattern)
         super().__post_init__(**kwargs)
+        self._check_names(kwargs)
         self._check_counts()
         self._check_choices()
         self._check_sizes()
+
+    def _check_names(self, others: Mapping[str, object]) -> None:
+        """Refuse what this model does not have; in a saved configuration, which tools add to, only warn of it."""
+        if others.get("tie_word_embeddings") is False:
+            raise ValueError("tie_word_embeddings is False, but this model has one table for input and output.")
+        unknown = [name for name in vars(self) if name in others and name not in ADDED_NAMES and name[0] != "_"]
+        if unknown := [name for name in unknown if not name.endswith("_token_id")]:
+            problem = f"{', '.join(unknown)} would have no effect on this model, which does not know it."
+            if self.transformers_version is None:
+                raise ValueError(f"{problem} Check the spelling, or update the model's code.")
+            logger.warning_once(f"{problem} If it is not a tool's note, update the model's code.")
 
     def _check_counts(self) -> None:
         for name in (

@@ -21,7 +21,15 @@ from .guessing_dalle_collab import WINDOWS, Guesses, WindowChoice
 from .inputs_dalle_collab import check_image_prompt, check_text
 from .linear_dalle_collab import Products, multiply, product_of, use_products
 from .packed_dalle_collab import can_pack, packed_product, replace_by_int8
-from .sampling_dalle_collab import SamplingOptions, candidate_batches, candidate_numbers, choose_codes
+from .sampling_dalle_collab import (
+    FROM_GENERATION_CONFIG,
+    SamplingOptions,
+    candidate_batches,
+    candidate_numbers,
+    check_generation_settings,
+    choose_codes,
+)
+from .table_dalle_collab import table_rows
 
 if TYPE_CHECKING:
     from .modeling_dalle_collab import DalleCollabModel
@@ -139,20 +147,22 @@ class ImageCodeGeneration(nn.Module):
 
         `options` override the configuration (`top_k`, `top_p`, `temperature`, `do_sample`, `num_return_sequences`,
         `guidance_scale`, `max_new_tokens`, `cache_implementation`) or are those of `generate_image_codes`. Without
-        `seed` one is drawn from torch's global generator.
+        `seed` one is drawn from torch's global generator. Raises `ValueError` for a configuration that asks for more.
         """
         settings = generation_config or self.generation_config
+        check_generation_settings(vars(settings))
         greedy = not options.pop("do_sample", settings.do_sample)
-        names = ("top_k", "top_p", "temperature", "guidance_scale", "cache_implementation")
-        sampling = {name: options.pop(name, getattr(settings, name, None)) for name in names}
+        sampling = {name: options.pop(name, getattr(settings, name, None)) for name in FROM_GENERATION_CONFIG}
         if greedy:
             sampling["temperature"] = 0.0
         defaults = {"temperature": 1.0, "guidance_scale": 1.0, "cache_implementation": "dynamic"}
         sampling |= {name: value for name, value in defaults.items() if sampling[name] is None}
-        new_codes = options.pop("max_new_tokens", settings.max_new_tokens) or self.config.num_image_codes
+        new_codes = options.pop("max_new_tokens", settings.max_new_tokens)
+        new_codes = self.config.num_image_codes if new_codes is None else new_codes
         given = 0 if options.get("image_prompt") is None else options["image_prompt"].shape[1]
         sampling["num_image_codes"] = min(new_codes + given, self.config.num_image_codes)
-        num_candidates = options.pop("num_return_sequences", settings.num_return_sequences) or 1
+        num_candidates = options.pop("num_return_sequences", settings.num_return_sequences)
+        num_candidates = 1 if num_candidates is None else num_candidates
         seed = options.pop("seed", None)
         seed = int(torch.randint(2**62, ())) if seed is None else seed
         return self.generate_image_codes(
@@ -166,8 +176,8 @@ class ImageCodeGeneration(nn.Module):
             return self.generation_layers().read(self.model.token_embedding(ids), 0)
         num_places = image_prompt.shape[1]
         # Layers work on whole rows of the image; earlier codes do not see what fills up the last one.
-        rows = F.pad(image_prompt, (0, -num_places % self.config.image_grid_size))
-        ids = torch.cat([ids, rows.long() + self.config.num_text_ids], dim=1)
+        rows = F.pad(image_prompt.long(), (0, -num_places % self.config.image_grid_size))
+        ids = torch.cat([ids, rows + self.config.num_text_ids], dim=1)
         return self.generation_layers().read(self.model.token_embedding(ids), num_places)
 
     def _read_prompts(
@@ -189,7 +199,7 @@ class ImageCodeGeneration(nn.Module):
         num_prompts = len(prefix.hidden) // (1 if options.guidance_scale == 1 else 2)
         num_candidates, (num_given, length) = len(numbers) // num_prompts, self._places(given, options)
         numbers = numbers.to(prefix.hidden.device)
-        rows = [[] for _ in numbers] if given is None else given.repeat_interleave(num_candidates, dim=0).tolist()
+        rows = [[] for _ in numbers] if given is None else given.long().repeat_interleave(num_candidates, 0).tolist()
         guesses = Guesses(rows, self.config.image_grid_size)
         if num_given >= length:
             yield guesses, 0
@@ -256,12 +266,16 @@ class ImageCodeGeneration(nn.Module):
         hidden = self.model.norm(hidden)
         if (product := product_of(self.model.token_embedding)) is not None:
             return product(hidden)
-        return multiply(hidden, self.model.token_embedding.weight[first:], self.output_bias[first:])
+        return multiply(hidden, self._code_rows(hidden.device), self.output_bias[first:])
+
+    def _code_rows(self, device: torch.device) -> Tensor:
+        return table_rows(self.model.token_embedding, range(self.config.num_text_ids, self.config.vocab_size), device)
 
     def use_int8_weights(self) -> None:
         """Compute with weights of 8 bits in all layers from now on, to draw faster on a CPU; the table stays as it is.
 
-        Such a model cannot be trained or saved. Raises `ValueError` unless it is float32 on a CPU.
+        Such a model cannot be trained, saved, copied or moved, and says so. Raises `ValueError` unless it is float32 on
+        a CPU.
         """
         replace_by_int8(self.model.stack)
 
@@ -270,10 +284,10 @@ class ImageCodeGeneration(nn.Module):
 
         Packed ones round differently with the number of rows; a window of 1 means codes that no batch size changes.
         """
-        weight, first = self.model.token_embedding.weight, self.config.num_text_ids
+        weight = self.model.token_embedding.weight
         if options.compile_step or options.window == 1 or not can_pack(weight):
             return {}
-        head = packed_product(weight[first:], self.output_bias[first:])
+        head = packed_product(self._code_rows(weight.device), self.output_bias[self.config.num_text_ids :])
         return {self.model.token_embedding: head, **self.generation_layers().packed()}
 
 

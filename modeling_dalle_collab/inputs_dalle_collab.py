@@ -58,6 +58,6 @@ def _check_ids(name: str, ids: Tensor, length: int, size: int) -> None:
     # Compiled code cannot look at values; meta tensors and fake ones, which are a class of their own, have none.
     if torch.compiler.is_compiling() or ids.device.type == "meta" or type(ids) is not Tensor or not ids.numel():
         return
-    lowest, highest = (int(value) for value in ids.aminmax())
+    lowest, highest = (int(value) for value in ids.long().aminmax())  # torch has no extremes of unsigned numbers
     if lowest < 0 or highest >= size:
         raise ValueError(f"{name} has values from {lowest} to {highest}, expected [0, {size}). {_CURES[name]}")

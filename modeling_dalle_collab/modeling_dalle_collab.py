@@ -22,7 +22,7 @@ from .configuration_dalle_collab import AUTO_MAP, CUSTOM_PIPELINES, DalleCollabC
 from .generation_dalle_collab import ImageCodeGeneration
 from .inputs_dalle_collab import check_image_codes, check_text
 from .linear_dalle_collab import Gradients, add_gradients_to, current_gradient_sums, is_plain
-from .table_dalle_collab import cross_entropy, look_up
+from .table_dalle_collab import cross_entropy, look_up, table_rows
 
 # `<bos>` has no id of its own: it is row 0 of the embedding, as in the model's ancestor. A text id 0 never gets there,
 # because it stands for "padding of this position".
@@ -85,7 +85,8 @@ class DalleCollabPreTrainedModel(PreTrainedModel):
         """Make room for `new_num_tokens` text pieces, a tokenizer's new size, and return the tied table.
 
         Padding ids and image codes keep their rows after the text's. New rows are the mean of the old text rows, or
-        newly initialised without `mean_resizing`. Raises `ValueError` if the padding id would be cut off.
+        newly initialised without `mean_resizing`. What was frozen stays so. Raises `ValueError` if the padding id would
+        be cut off, and for a table with an adapter.
         """
         old = self.config.text_vocab_size
         size = old if new_num_tokens is None else new_num_tokens
@@ -96,14 +97,21 @@ class DalleCollabPreTrainedModel(PreTrainedModel):
                 "the padding id. Pass the tokenizer's length."
             )
         table, bias = cast("nn.Embedding", self.get_input_embeddings()), getattr(self, "output_bias", None)
+        if type(table) is not nn.Embedding:
+            raise ValueError(
+                f"The table is a {type(table).__name__} of {type(table).__module__.partition('.')[0]}, expected one "
+                "without an adapter. Make room for new text pieces before the adapter is added, or merge it first."
+            )
         fresh = table.weight.new_empty(max(0, size - old), table.embedding_dim)
         bound = 1 / math.sqrt(table.embedding_dim)
         fresh = fresh.uniform_(-bound, bound) if not mean_resizing else fresh.copy_(table.weight[:old].mean(dim=0))
-        table.weight = nn.Parameter(torch.cat([table.weight[: min(old, size)], fresh, table.weight[old:]]))
+        rows = torch.cat([table.weight[: min(old, size)], fresh, table.weight[old:]])
+        table.weight = nn.Parameter(rows, requires_grad=table.weight.requires_grad)
         table.num_embeddings = len(table.weight)
         if bias is not None:
             new = bias.new_zeros(len(fresh)) + bias[:old].mean()
-            self.output_bias = nn.Parameter(torch.cat([bias[: min(old, size)], new, bias[old:]]))
+            values = torch.cat([bias[: min(old, size)], new, bias[old:]])
+            self.output_bias = nn.Parameter(values, requires_grad=bias.requires_grad)
         self.config.text_vocab_size = size
         return table
 
@@ -132,17 +140,21 @@ class DalleCollabModel(DalleCollabPreTrainedModel):
         self,
         input_ids: Tensor,
         image_codes: Tensor,
-        output_hidden_states: bool = False,
-        output_attentions: bool = False,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
     ) -> BaseModelOutput:
         """Return the normalised hidden states (batch, text + image, hidden) that predict each text id and image code.
 
         `input_ids`: (batch, text) integers in [0, text_vocab_size); `image_codes`: (batch, image) integers in
         [0, codebook_size). On demand also `hidden_states`, the mean of the two streams before the first and after every
         layer, the last one normalised, each (batch, text + image, hidden); and `attentions`, the weights of every
-        layer, (batch, head, text + image, text + image), for which the attention implementation must be "eager".
-        Raises `ValueError` for another shape or range.
+        layer, (batch, head, text + image, text + image), for which the attention implementation must be "eager". None
+        for these two means what the configuration says. Raises `ValueError` for another shape or range.
         """
+        if output_hidden_states is None:
+            output_hidden_states = bool(self.config.output_hidden_states)
+        if output_attentions is None:
+            output_attentions = bool(self.config.output_attentions)
         device = self.token_embedding.weight.device
         check_text(input_ids, self.config, device)
         check_image_codes(image_codes, self.config, device, batch=len(input_ids))
@@ -178,7 +190,8 @@ class DalleCollabModel(DalleCollabPreTrainedModel):
     def text_labels(self, input_ids: Tensor) -> Tensor:
         """Return the text ids with every 0 replaced by the padding id of its position: (batch, text) int64."""
         padding_ids = self.config.text_vocab_size + torch.arange(input_ids.shape[1], device=input_ids.device)
-        return torch.where(input_ids == 0, padding_ids, input_ids.long())
+        ids = input_ids.long()
+        return torch.where(ids == 0, padding_ids, ids)
 
     def text_block_ids(self, input_ids: Tensor) -> Tensor:
         """Return the embedding rows of the text block: (batch, text) to (batch, 1 + text) int64."""
@@ -209,8 +222,8 @@ class DalleCollabForConditionalGeneration(  # type: ignore[misc]
         input_ids: Tensor,
         image_codes: Tensor,
         return_logits: bool = True,
-        output_hidden_states: bool = False,
-        output_attentions: bool = False,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
     ) -> DalleCollabOutput:
         """Return the losses, and the logits unless `return_logits=False` (three times less memory in the head).
 
@@ -272,12 +285,13 @@ class DalleCollabForConditionalGeneration(  # type: ignore[misc]
 
     def _drop_captions(self, input_ids: Tensor) -> Tensor:
         dropped = torch.rand(len(input_ids), 1, device=input_ids.device) < self.config.caption_dropout
-        return input_ids.masked_fill(dropped, self.config.pad_token_id)
+        return input_ids.long().masked_fill(dropped, self.config.pad_token_id)
 
     def block_logits(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Return what can be predicted: (batch, text, text ids) at text places, (batch, image, codes) at image ones."""
         sizes = [self.config.num_text_ids, self.config.codebook_size]
-        text_weight, image_weight = self.model.token_embedding.weight.split(sizes)
+        table = table_rows(self.model.token_embedding, range(self.config.vocab_size), hidden.device)
+        text_weight, image_weight = table.split(sizes)
         text_bias, image_bias = self.output_bias.split(sizes)
         text_hidden, image_hidden = self._blocks(hidden)
         return F.linear(text_hidden, text_weight, text_bias), F.linear(image_hidden, image_weight, image_bias)

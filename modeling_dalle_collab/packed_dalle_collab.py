@@ -4,9 +4,11 @@ Axes: row (batch and position in one), input, output.
 """
 
 from collections.abc import Callable, Iterable
+from typing import NoReturn
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx
 
 from .linear_dalle_collab import Products, is_plain_linear
 
@@ -39,18 +41,40 @@ def packed_product(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Te
     return lambda x: torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
 
 
+def _refuse(what: str) -> NoReturn:
+    raise ValueError(
+        f"A model with weights of 8 bits cannot be {what}: those it was published with are gone. "
+        "Load it again, and leave out use_int8_weights()."
+    )
+
+
+class _Untrainable(torch.autograd.Function):
+    """Returns its first input; a backward pass, which would lack the product's gradient, is refused."""
+
+    @staticmethod
+    def forward(_ctx: FunctionCtx, out: Tensor, *_inputs: Tensor | None) -> Tensor:
+        return out.view_as(out)
+
+    @staticmethod
+    def backward(_ctx: FunctionCtx, *_grads: Tensor) -> NoReturn:
+        _refuse("trained")
+
+
 class Int8Linear(nn.Module):
     """A linear layer with weights in 8 bits, a scale for each output.
 
     Its input is the sum of a coarse and a fine part of 8 bits each, a scale for each row, so that rounding it costs
     nothing beside rounding the weights. A row's sums are whole numbers: they do not depend on the rows beside it.
     torch's product of int8 weights with float32 rows (`_weight_int8pack_mm`) takes longer than that of float32 ones.
+    What would lose these weights or their gradients raises `ValueError`: saving, loading, copying, moving, training.
     """
+
+    scales: Tensor
 
     def __init__(self, layer: nn.Linear) -> None:
         super().__init__()
         self.bias, weight = layer.bias, layer.weight.detach()
-        self.scales = (weight.abs().amax(dim=1) / 127).clamp_(min=SMALLEST)
+        self.register_buffer("scales", (weight.abs().amax(dim=1) / 127).clamp_(min=SMALLEST))
         self.zeros = torch.zeros(len(weight), dtype=torch.int32)
         self.packed = torch.ops.onednn.qlinear_prepack((weight / self.scales[:, None]).round_().to(torch.int8), None)
         # Without VNNI pairs of products are added in 16 bits, for which larger numbers are too large.
@@ -58,6 +82,11 @@ class Int8Linear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., input) float32 to (..., output)."""
+        with torch.no_grad():
+            out = self._product(x)
+        return _Untrainable.apply(out, x, self.bias) if torch.is_grad_enabled() else out
+
+    def _product(self, x: Tensor) -> Tensor:
         scale = x.abs().amax(dim=-1, keepdim=True).clamp_(min=SMALLEST) / self.largest
         exact = x / scale
         coarse = exact.round()
@@ -68,6 +97,20 @@ class Int8Linear(nn.Module):
         )
         total = torch.add(sums[0], sums[1], alpha=0.5 / self.largest)
         return total * scale if self.bias is None else torch.addcmul(self.bias, total, scale)
+
+    def __getstate__(self) -> NoReturn:
+        _refuse("copied")
+
+    def _save_to_state_dict(self, *_arguments: object) -> NoReturn:
+        _refuse("saved")
+
+    def _load_from_state_dict(self, *_arguments: object) -> NoReturn:
+        _refuse("given other weights")
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Int8Linear":
+        if (like := fn(self.scales)).device != self.scales.device or like.dtype != self.scales.dtype:
+            _refuse(f"moved to {like.device} or changed to {like.dtype}")
+        return super()._apply(fn, recurse)
 
 
 def replace_by_int8(module: nn.Module) -> None:

@@ -13,6 +13,32 @@ from torch import Tensor
 
 CACHE_IMPLEMENTATIONS = ("dynamic", "static")
 
+FROM_GENERATION_CONFIG = ("top_k", "top_p", "temperature", "guidance_scale", "cache_implementation")
+"""What `generate` reads of a `GenerationConfig` to choose a code."""
+
+# Used, or about text tokens alone (Trainer notes the tokenizer's), or without effect on codes.
+_HARMLESS = frozenset({
+    *FROM_GENERATION_CONFIG, "do_sample", "max_new_tokens", "num_return_sequences",
+    "pad_token_id", "bos_token_id", "eos_token_id", "use_cache", "disable_compile", "transformers_version",
+})  # fmt: skip
+_NEUTRAL = dict.fromkeys((
+    "num_beams", "num_beam_groups", "length_penalty", "typical_p", "repetition_penalty", "encoder_repetition_penalty",
+), 1) | dict.fromkeys((
+    "min_length", "min_new_tokens", "min_p", "epsilon_cutoff", "eta_cutoff", "diversity_penalty",
+    "no_repeat_ngram_size", "encoder_no_repeat_ngram_size",
+), 0)  # fmt: skip
+
+
+def check_generation_settings(settings: Mapping[str, object]) -> None:
+    """Raise `ValueError` for a setting of transformers' `GenerationConfig` that `generate` cannot follow."""
+    for name, value in settings.items():
+        is_neutral = value is None or value is False or value == _NEUTRAL.get(name)
+        if not (is_neutral or name in _HARMLESS or name.startswith("_")):
+            raise ValueError(
+                f"{name}={value!r} is not supported: codes are chosen by do_sample, max_new_tokens, "
+                f"num_return_sequences, {', '.join(FROM_GENERATION_CONFIG)}. Leave it out."
+            )
+
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingOptions:

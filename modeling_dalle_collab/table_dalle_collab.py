@@ -7,13 +7,25 @@ from collections.abc import Iterable
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from .linear_dalle_collab import Gradients
 
 CHUNK_ELEMENTS = 2**22
 """So many logits exist at once; what the backward pass needs of them is kept instead."""
+
+
+def table_rows(table: nn.Module, ids: range, device: torch.device) -> Tensor:
+    """Return the rows of neighbouring ids as an embedding looks them up: (id, hidden), with an adapter's part.
+
+    With its `weight` alone the head would be another function than the embedding, until the adapter is merged.
+    """
+    if type(table) is nn.Embedding and "forward" not in vars(table):
+        return table.weight[ids.start : ids.stop]
+    # Hooks behind it are about embeddings, as noise is; those before it choose adapters.
+    look_up = table if table._forward_pre_hooks else table.forward
+    return look_up(torch.arange(ids.start, ids.stop, device=device))
 
 
 class _LookupContext(FunctionCtx):

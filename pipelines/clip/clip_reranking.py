@@ -37,6 +37,11 @@ class ClipReranker:
     """Scores pictures of any size against a caption: `logit_scale * cosine(image embedding, text embedding)`."""
 
     def __init__(self, model: torch.nn.Module, tokenize: Tokenize, *, device: torch.device | str = "cpu") -> None:
+        if damaged := [name for name, value in model.named_parameters() if not value.isfinite().all()]:
+            raise ValueError(
+                f"The CLIP has values that are not finite in {damaged[0]}, so that its ranking would mean nothing. "
+                "Copy or train it again: dalle-collab clip train PICTURES --output DIR"
+            )
         self.model = model.to(device).eval().requires_grad_(False)
         self.tokenize = tokenize
         self.device = torch.device(device)

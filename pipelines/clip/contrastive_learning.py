@@ -97,7 +97,8 @@ def clip_steps(
 ) -> tuple[list[float], bool]:
     """Do the optimizer steps; return the loss of each, in nats, and whether Ctrl-C ended them early.
 
-    The learning rate rises during the first 10 % of the steps and falls as a cosine to zero.
+    The learning rate rises during the first 10 % of the steps and falls as a cosine to zero. ValueError for a loss that
+    is not finite.
     """
     optimizer = _optimizer(model, peak_learning_rate, weight_decay)
     losses: list[float] = []
@@ -107,6 +108,8 @@ def clip_steps(
             for group in optimizer.param_groups:
                 group["lr"] = peak_learning_rate * learning_rate_factor(step, num_steps)
             losses.append(_step(model, optimizer, *next(batches)))
+            if not math.isfinite(losses[-1]):
+                raise ValueError(f"The loss is {losses[-1]} at step {step + 1}. Use a smaller --learning-rate.")
             if on_progress is not None:
                 on_progress("training", step + 1, num_steps, f"loss {losses[-1]:.3f}")
     except KeyboardInterrupt:

@@ -10,7 +10,7 @@ from hub_tools.counted import counted
 from hub_tools.printing.consoles import open_console
 from pipelines.chaos.attacks.table import ATTACKS
 from pipelines.chaos.faults.fault_script import ServingFault
-from pipelines.command_line.terminal.setting_options import parse_settings
+from pipelines.command_line.terminal.setting_options import parse_settings, refuse_given
 
 if TYPE_CHECKING:
     from pipelines.chaos.chaos_report import ChaosReport
@@ -23,6 +23,7 @@ MAX_BUSY_SHARE = 0.95
 
 
 def chaos(
+    context: typer.Context,
     peers: Annotated[int, typer.Option(min=2, help="Training peers in the swarm.")] = 4,
     minutes: Annotated[float, typer.Option(min=0.1, help="How long faults are injected.")] = 3.0,
     faults: Annotated[int, typer.Option(min=0, help="How many to draw.")] = 12,
@@ -75,6 +76,10 @@ def chaos(
         serving_faults_in_turn,
     )
 
+    kinds = {"script": script, "attack": attack, "serving": serving}
+    if chosen := next((name for name, value in kinds.items() if value), None):
+        others = [name for name in ("faults", *kinds) if name != chosen]
+        refuse_given(context, f"--{chosen} says what happens", *others)
     seconds, settings = minutes * 60, parse_settings(set_)
     if script is not None:
         planned = read_script(script, seed=seed, duration_seconds=seconds, num_peers=peers)

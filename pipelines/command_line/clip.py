@@ -9,6 +9,7 @@ import typer
 
 from hub_tools.printing.consoles import open_console
 from pipelines.command_line.data.filter_options import CaptionLines
+from pipelines.command_line.terminal.setting_options import refuse_given
 
 if TYPE_CHECKING:
     import numpy as np
@@ -21,6 +22,7 @@ app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 
 @app.command()
 def train(
+    context: typer.Context,
     pictures: Annotated[list[Path], typer.Argument(help="Webdataset tars, folders of tars or folders of pictures.")],
     output: Annotated[Path, typer.Option(help="Folder of the CLIP; an older CLIP there is replaced.")],
     steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 1500,
@@ -50,6 +52,8 @@ def train(
 
       dalle-collab clip train shards/*.tar --output my-clip --codec my-org/codec --steps 3000
     """
+    if codec is None:
+        refuse_given(context, "it has no effect without --codec CODEC", "code_corruption")
     import torch
 
     from pipelines.clip.clip_training import ClipTrainingConfig, train_clip

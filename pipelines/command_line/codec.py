@@ -9,6 +9,7 @@ import typer
 
 from hub_tools.counted import counted
 from hub_tools.printing.consoles import open_progress
+from pipelines.command_line.terminal.setting_options import refuse_given
 
 if TYPE_CHECKING:
     import torch
@@ -24,6 +25,7 @@ INTERRUPTED_EXIT_CODE = 130
 
 @app.command()
 def train(
+    context: typer.Context,
     pictures: Annotated[list[Path], typer.Argument(help="Webdataset tars, folders of tars or folders of pictures.")],
     output: Annotated[Path, typer.Option(help="Folder of the codec; an older codec there is replaced at the end.")],
     image_size: Annotated[int, typer.Option(help="Pixels of a picture's side.")] = 64,
@@ -73,6 +75,12 @@ def train(
     torch.manual_seed(seed)
     if resume:
         codec = open_codec(output, device=device)
+        has = codec.config
+        sizes = dict(image_size=has.image_size, grid=has.grid_size, channels=has.channels)
+        sizes["codebook_size"] = has.codebook_size
+        wanted = dict(image_size=image_size, grid=grid, channels=channels, codebook_size=codebook_size)
+        others = [name for name, value in wanted.items() if value != sizes[name]]
+        refuse_given(context, f"--resume goes on with the codec in {output}, which has {sizes}", *others)
     else:
         codec = VQGANCodec(small_codec_config(image_size, grid, codebook_size, channels)).to(device)
     images = read_pictures(pictures, codec.config.image_size, max_pictures)

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pipelines.command_line.terminal.setting_options import refuse_given
+
 if TYPE_CHECKING:
     import torch
 
@@ -25,11 +27,20 @@ if TYPE_CHECKING:
     from pipelines.training.run.training_run import TrainingRun
 
 
+SAMPLER = ("top_k", "top_p", "temperature", "guidance_scale")
+ABOUT_PICTURES = (
+    *("drawings", "features", "originals", "training_records", "clip", "batch_size"),
+    *(f"{which}{name}" for which in ("", "compare_") for name in ("codec", *SAMPLER)),
+)
+COMPARED = tuple(f"compare_{name}" for name in ("revision", "codec", "precision", *SAMPLER))
+FINETUNED = ("train_examples", "test_examples", "seeds", "passes", "learning_rate", "tokens")
+
 DATASET = "REPO[:CONFIG]"
 PANEL: dict[str, Any] = dict(rich_help_panel="Classification, of language runs")
 
 
 def evaluate(
+    context: typer.Context,
     repository: Annotated[str, typer.Argument(metavar="ORG/RUN", help="Model Hub repository of a run, or a folder.")],
     compare: Annotated[
         str | None, typer.Option(metavar="ORG/RUN", help="Measure this one too, on the same prompts and seeds.")
@@ -142,7 +153,9 @@ def evaluate(
         batch_size=batch_size,
     )
     other = other_options = None
-    if compare is not None:
+    if compare is None:
+        refuse_given(context, "it has no effect without --compare ORG/RUN", *COMPARED)
+    else:
         same = compare == repository
         other = Subject(
             place=compare,
@@ -160,8 +173,12 @@ def evaluate(
     sources = [
         LabelledSource.from_text(kind, text) for kind, texts in named.items() for text in dict.fromkeys(texts or ())
     ]
+    if not sources:
+        why = "it has no effect without --token-classification or --sentence-classification"
+        refuse_given(context, why, *FINETUNED)
     run = settings_of(repository, revision)
     if run.task != TEXT_TO_IMAGE:
+        refuse_given(context, f"it is about pictures, and {repository} is a {run.task} run", *ABOUT_PICTURES)
         from pipelines.evaluation.language.finetuning import FinetuningOptions
 
         rates = {"learning_rates": tuple(learning_rate)} if learning_rate else {}

@@ -9,6 +9,7 @@ import typer
 
 from hub_tools.counted import counted
 from hub_tools.printing.printable import printable_json
+from pipelines.command_line.terminal.setting_options import refuse_given
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 
 def generate(
+    context: typer.Context,
     repository: Annotated[str, typer.Argument(metavar="ORG/RUN", help="Model Hub repository of a run, or a folder.")],
     prompts: Annotated[
         list[str] | None, typer.Argument(metavar="PROMPT", help="What the pictures should show.")
@@ -117,26 +119,16 @@ def generate(
         raise ValueError("--audit checks what volunteers compute, and needs --swarm or --blocks.")
     if remote_ranking and (clip is not None or not swarm):
         raise ValueError("--remote-ranking: volunteers rank with the run's CLIP. Add --swarm, and leave out --clip.")
-    if precision != "float32" and not (swarm or blocks):
-        raise ValueError("--precision is that of volunteers' servers. Add --swarm or --blocks.")
+    if not (swarm or blocks):
+        refuse_given(context, "it is about volunteers' servers, for --swarm and --blocks", "precision", "patience")
+    if swarm:
+        refuse_given(context, "with --swarm volunteers choose how many they draw at once", "batch_size")
     volunteers = dict(precision=precision, audits=audit, patience_seconds=patience)
     borrowed = volunteers if blocks else None
     if writes_texts(repository, revision):
-        about_pictures = {
-            "--keep": keep is not None,
-            "--guidance-scale": guidance_scale != 1,
-            "--complete": complete,
-            "--rows": rows,
-            "--output": output != Path("grid.png"),
-            "--mosaic": mosaic,
-            "--pictures": pictures,
-            "--clip": clip,
-            "--codec": codec,
-            "--weights": weights != "published",
-            "--remote-ranking": remote_ranking,
-        }
-        if given := [name for name, value in about_pictures.items() if value]:
-            raise ValueError(f"{repository} writes texts, and {', '.join(given)} is about pictures. Leave it out.")
+        about_pictures = ("keep", "guidance_scale", "complete", "rows", "output", "mosaic", "pictures", "clip", "codec")
+        why = f"it is about pictures, and {repository} writes texts"
+        refuse_given(context, why, *about_pictures, "weights", "remote_ranking")
         write_texts(
             repository,
             texts,
@@ -154,8 +146,9 @@ def generate(
             as_json=as_json,
         )
         return
-    if max_tokens is not None:
-        raise ValueError(f"--max-tokens is about texts, and {repository} draws pictures. Leave it out.")
+    refuse_given(context, f"it is about texts, and {repository} draws pictures", "max_tokens")
+    if blocks and device not in ("auto", "cpu"):
+        raise ValueError(f"--device is {device}, but with --blocks this machine's part is computed on the CPU.")
     require_picture_path(output)
     num_candidates = GenerationOptions.num_candidates if candidates is None else candidates
     options = GenerationOptions(

@@ -90,6 +90,8 @@ def join(
         more = ["--max-hours", f"{hours:g}", *([] if client_mode else ["--client-mode"])]
         run_as_job(request, "join", more=more, labels={"run": repository.replace("/", "--")})
         return
+    if event_seconds is not None and events is None:
+        raise ValueError("--event-seconds says how often lines are written, but no file is named. Add: --events FILE")
     from pipelines.command_line.terminal.peer_events import EventFile
     from pipelines.command_line.terminal.setting_options import number_or_auto
     from pipelines.command_line.terminal.training_peer import run_training_peer

@@ -12,6 +12,7 @@ import torchvision.transforms.functional as vision
 from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
 from transformers import AutoImageProcessor, AutoModel
 
+from hub_tools.checks import check_loaded
 from hub_tools.places import local_folder
 from hub_tools.run_files import MODEL_FILES
 from pipelines.clip.clip_reranking import ClipReranker
@@ -72,7 +73,9 @@ class TransformersFeatures:
         self.name = f"{TRANSFORMERS}:{place}"
         # Untrusted configuration must not be able to run untrusted code.
         self._processor = AutoImageProcessor.from_pretrained(folder, trust_remote_code=False)
-        self._model = AutoModel.from_pretrained(folder, trust_remote_code=False).to(device).eval()
+        model, info = AutoModel.from_pretrained(folder, trust_remote_code=False, output_loading_info=True)
+        check_loaded(model, info, place)
+        self._model = model.to(device).eval()
 
     @torch.inference_mode()
     def __call__(self, images: torch.Tensor) -> torch.Tensor:

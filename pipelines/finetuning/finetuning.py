@@ -14,6 +14,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors import SafetensorError
 from transformers import get_linear_schedule_with_warmup
 
+from hub_tools.checks import check_loaded
 from hub_tools.foreign.downloads import folder_of
 from hub_tools.places import local_folder
 from hub_tools.run_files import MODEL_FILES, PROCESSOR_FILES
@@ -139,7 +140,6 @@ def load_trainable_model(source: FinetuningSource, options: FinetuningOptions) -
     model = _load_base(source)
     if options.full:
         return model
-    # Adapter dropout would draw different numbers when reversible layers are recomputed.
     lora = LoraConfig(
         r=options.lora_rank, lora_alpha=options.lora_alpha, lora_dropout=0.0, target_modules=list(LORA_MODULES)
     )
@@ -153,8 +153,11 @@ def load_trainable_model(source: FinetuningSource, options: FinetuningOptions) -
 def _load_base(source: FinetuningSource) -> DalleCollabForConditionalGeneration:
     try:
         fetch_model(source.model_name, revision=source.model_revision, patterns=MODEL_FILES)  # into the cache, bounded
-        return DalleCollabForConditionalGeneration.from_pretrained(
-            source.model_name, revision=source.model_revision or "main", dtype=torch.float32
+        model, found = DalleCollabForConditionalGeneration.from_pretrained(
+            source.model_name,
+            revision=source.model_revision or "main",
+            dtype=torch.float32,
+            output_loading_info=True,
         )
     except (OSError, SafetensorError, RuntimeError) as error:
         raise ValueError(
@@ -162,6 +165,8 @@ def _load_base(source: FinetuningSource) -> DalleCollabForConditionalGeneration:
             f"({str(error).strip().splitlines()[0]}). Wait for the run's first checkpoint, or load an earlier one: "
             "--revision COMMIT"
         ) from error
+    check_loaded(model, found, source.model_name, may_have_others=False)
+    return model
 
 
 def trainable_parameters(model: torch.nn.Module) -> list[torch.nn.Parameter]:

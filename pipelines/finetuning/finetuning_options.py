@@ -37,14 +37,12 @@ class FinetuningOptions:
     """`bf16` or `fp16` computes in half precision, which needs less memory on GPUs; weights stay float32."""
     save_interval_steps: int = 500
     """Steps between saves."""
-    shuffle_buffer_size: int = 2048
-    """Records in the shuffle buffer."""
     seed: int = 0
     """Seed of the adapter's start and of the order of the records."""
 
     def __post_init__(self) -> None:
         check_counts(self, "num_steps", "micro_batch_size", "gradient_accumulation", "lora_rank", "save_interval_steps")
-        check_positive(self, "learning_rate", "max_gradient_norm", "lora_alpha", "shuffle_buffer_size")
+        check_positive(self, "learning_rate", "max_gradient_norm", "lora_alpha")
         if not 0 <= self.warmup_share < 1:
             raise ValueError(f"warmup_share is {self.warmup_share}, expected at least 0 and less than 1.")
         if not self.weight_decay >= 0:

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 
+from hub_tools.checks import check_loaded
 from hub_tools.foreign.json_texts import read_json
 from hub_tools.places import local_folder
 from hub_tools.run_files import MODEL_FILES, PROCESSOR_FILES, RUN_STATE_FILE, TRAINING_RUN_FILE
@@ -184,12 +185,14 @@ def _require_checkpoint(folder: Path, name: str) -> None:
 
 def _load_model(folder: Path, name: str) -> DalleCollabForConditionalGeneration:
     try:
-        return DalleCollabForConditionalGeneration.from_pretrained(folder)
+        model, found = DalleCollabForConditionalGeneration.from_pretrained(folder, output_loading_info=True)
     except (SafetensorError, RuntimeError) as error:
         raise ValueError(
             f"The weights of {name} do not fit its config.json or are damaged ({str(error).splitlines()[0]}). "
             "Download them again, or load an earlier checkpoint: --revision COMMIT"
         ) from error
+    check_loaded(model, found, name, may_have_others=False)
+    return model
 
 
 def load_reranker(

@@ -10,6 +10,7 @@ import hashlib
 import io
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Self
@@ -111,7 +112,7 @@ class VQGANCodec(nn.Module):
         ValueError for another length or a code outside the codebook.
         """
         self._check_codes(image_codes)
-        grid = image_codes.reshape(-1, self.config.grid_size, self.config.grid_size)
+        grid = image_codes.long().reshape(-1, self.config.grid_size, self.config.grid_size)
         with torch.no_grad():
             quantized = F.embedding(grid, self.codebook).permute(0, 3, 1, 2)  # (batch, embedding, grid, grid)
             return self.reconstruct(quantized).clamp(0, 1)
@@ -143,11 +144,13 @@ class VQGANCodec(nn.Module):
         """Write `vqgan_config.json` and `vqgan.safetensors` into folder, each whole or not at all; returns the folder.
 
         half_precision halves the file; round the weights first (`round_to_half`), or the fingerprint changes.
+        CodecLoadError, and nothing is written, when a weight is not finite.
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         dtype = torch.float16 if half_precision else torch.float32
         tensors = {name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in self.state_dict().items()}
+        require_finite(tensors, f"The codec for {folder}")
         temporary = folder / f".{WEIGHTS_NAME}.{os.getpid()}.partial"
         save_file(tensors, temporary, metadata={"format": "pt"})
         temporary.chmod(0o644)  # safetensors writes files that only their owner can read
@@ -175,20 +178,24 @@ class VQGANCodec(nn.Module):
         return codec.to(device)
 
     def load_tensors(self, tensors: dict[str, torch.Tensor], origin: str) -> None:
-        """Take over the weights of these names, others are left alone, and go into evaluation mode.
+        """Take over the weights of these names and go into evaluation mode.
 
-        `origin` says in messages where they come from. CodecLoadError when one is absent or of another shape.
+        `origin` says in messages where they come from. CodecLoadError when one is absent, of another shape, unknown or
+        not finite.
         """
         own = self.state_dict()
-        missing = sorted(own.keys() - tensors.keys())
-        wrong = [name for name in own.keys() & tensors.keys() if own[name].shape != tensors[name].shape]
-        if missing or wrong:
-            first = missing[0] if missing else min(wrong)
+        missing, unknown = sorted(own.keys() - tensors.keys()), sorted(tensors.keys() - own.keys())
+        wrong = sorted(name for name in own.keys() & tensors.keys() if own[name].shape != tensors[name].shape)
+        if missing or wrong or unknown:
+            first = (missing or wrong or unknown)[0]
             seen = "absent" if missing else f"of shape {tuple(tensors[first].shape)}"
+            expected = tuple(own[first].shape) if first in own else "none of this name"
             raise CodecLoadError(
-                f"{origin} does not fit its configuration: {first} is {seen}, expected {tuple(own[first].shape)} "
-                f"({len(missing)} absent, {len(wrong)} of another shape). Use the configuration it was saved with."
+                f"{origin} does not fit its configuration: {first} is {seen}, expected {expected} ({len(missing)} "
+                f"absent, {len(wrong)} of another shape, {len(unknown)} unknown). Use the configuration that it was "
+                "saved with."
             )
+        require_finite(tensors, origin)
         self.load_state_dict({name: tensors[name].float() for name in own})
         self.eval().requires_grad_(False)
 
@@ -207,15 +214,26 @@ class VQGANCodec(nn.Module):
             )
 
     def _check_codes(self, image_codes: torch.Tensor) -> None:
-        if image_codes.ndim != 2 or image_codes.shape[1] != self.config.num_codes:
+        if image_codes.ndim != 2 or image_codes.shape[1] != self.config.num_codes or image_codes.is_floating_point():
             raise ValueError(
-                f"Codes have shape {tuple(image_codes.shape)}, this codec decodes (batch, {self.config.num_codes})."
+                f"Codes have shape {tuple(image_codes.shape)} and dtype {image_codes.dtype}, this codec decodes "
+                f"(batch, {self.config.num_codes}) integers."
             )
+        image_codes = image_codes.long()  # torch has no extremes of unsigned numbers
         if image_codes.numel() and not 0 <= image_codes.min() <= image_codes.max() < self.config.codebook_size:
             raise ValueError(
                 f"Codes go from {int(image_codes.min())} to {int(image_codes.max())}, this codec's codebook has "
                 f"0 to {self.config.codebook_size - 1}. Decode them with the codec that made them."
             )
+
+
+def require_finite(tensors: Mapping[str, torch.Tensor], origin: str) -> None:
+    """Raise CodecLoadError if a tensor has a value that is not a finite number in float32."""
+    if bad := next((name for name, tensor in tensors.items() if not tensor.float().isfinite().all()), None):
+        raise CodecLoadError(
+            f"{origin} has values that are not finite in {bad}, so that its codes would mean nothing. Take weights "
+            "from before its training diverged, or train it again with a smaller learning rate."
+        )
 
 
 def _locate(path_or_repo: str | os.PathLike, revision: str | None) -> tuple[Path, Path]:

@@ -13,9 +13,10 @@ import torch
 from llamagen_material import drawn_weights
 from PIL import Image
 from tiny_run_parts import write_tiny_clip_and_codec
+from typer.testing import CliRunner
 
 from modeling_dalle_collab import DalleCollabConfig, DalleCollabForConditionalGeneration, DalleCollabProcessor
-from pipelines.command_line.codec import small_codec_config
+from pipelines.command_line.codec import app, small_codec_config
 from pipelines.generation.generation_options import GenerationOptions
 from pipelines.generation.image_generation import load_text_to_image
 from pipelines.generation.text_to_image import rank_candidates
@@ -59,6 +60,14 @@ def test_a_codec_is_trained_shown_and_trained_further(run, pictures, tmp_path):
     further = run("train", pictures, "--output", tmp_path / "codec", "--resume", "--steps", 5)
     assert further.returncode == 0, further.stderr
     assert VQGANCodec.from_pretrained(tmp_path / "codec").fingerprint != codec.fingerprint
+
+
+def test_a_codec_that_goes_on_keeps_its_sizes(pictures, tmp_path):
+    VQGANCodec(small_codec_config(16, 4, 16, 32)).save_pretrained(tmp_path / "codec")
+    words = ["train", str(pictures), "--output", str(tmp_path / "codec"), "--resume", *SMALL, "--codebook-size", "32"]
+    result = CliRunner().invoke(app, words)
+    assert isinstance(result.exception, ValueError)
+    assert str(result.exception).startswith("Leave out --codebook-size: --resume goes on with the codec in")
 
 
 @pytest.mark.slow

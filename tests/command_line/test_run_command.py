@@ -4,6 +4,7 @@ import json
 
 import pytest
 from published_runs import TINY_SETTINGS, the_line
+from transformers import AutoTokenizer
 
 from pipelines.training.run.training_run import TrainingRun
 
@@ -37,6 +38,19 @@ def test_a_second_run_in_the_same_repository_is_refused_and_the_first_is_kept(tr
     done = commands.run(*training_material.create_arguments(created))
     assert f"{created} already contains a training run. Choose another name" in the_line(done)
     assert training_material.api.model_info(created).sha == before
+
+
+def test_captions_of_a_new_run_are_padded_with_the_models_own_id(training_material, commands, tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(training_material.tokenizer)
+    tokenizer.pad_token = "<unk>"
+    tokenizer.save_pretrained(tmp_path)
+    arguments = training_material.create_arguments("org/padded-run")
+    arguments[arguments.index("--tokenizer") + 1] = str(tmp_path)
+    done = commands.run(*arguments)
+    assert done.returncode == 0, done.stderr
+    run = TrainingRun.from_file(training_material.file("org/padded-run", "training_run.json"))
+    processor = json.loads(training_material.file("org/padded-run", "processor_config.json").read_text())
+    assert processor["pad_token_id"] == run.model_config["pad_token_id"] == tokenizer.pad_token_id != 1
 
 
 def test_a_dry_run_says_what_the_settings_mean_and_creates_nothing(training_material, commands):

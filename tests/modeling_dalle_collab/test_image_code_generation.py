@@ -1,7 +1,10 @@
 """Cached generation equals full passes; candidates are exact, and the sampling options mean what they say."""
 
+import re
+
 import pytest
 import torch
+from transformers import GenerationConfig
 
 from modeling_dalle_collab import DalleCollabConfig, DalleCollabModel
 from modeling_dalle_collab.cache_dalle_collab import GenerationCache, Prefix
@@ -340,6 +343,43 @@ def test_generate_follows_the_generation_config(tiny_model, tiny_batch):
     assert torch.equal(codes, expected.flatten(0, 1))
     greedy = model.generate(text, do_sample=False)
     assert torch.equal(greedy, model.generate_image_codes(text, temperature=0)[:, 0])
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        *(dict(num_beams=4), dict(repetition_penalty=1.2), dict(forced_eos_token_id=3)),
+        *(dict(return_dict_in_generate=True), dict(top_h=0.5)),
+        *(dict(max_length=8), dict(min_new_tokens=2), dict(typical_p=0.9), dict(seed=3), dict(suppress_tokens=[0])),
+    ],
+    ids=lambda asked: next(iter(asked)),
+)
+def test_a_generation_config_that_asks_for_more_is_refused(tiny_model, tiny_batch, asked):
+    model, (name, value) = tiny_model(), next(iter(asked.items()))
+    with pytest.raises(ValueError, match=rf"{name}={re.escape(repr(value))} is not supported: codes are chosen by"):
+        model.generate(tiny_batch()[0], GenerationConfig(do_sample=True, **asked))
+    setattr(model.generation_config, name, value)  # as generation_config.json of a repository may say
+    with pytest.raises(ValueError, match=f"{name}="):
+        model.generate(tiny_batch()[0])
+
+
+def test_neutral_settings_of_a_generation_config_change_nothing(tiny_model, tiny_batch):
+    model, text = tiny_model(), tiny_batch()[0]
+    neutral = dict(num_beams=1, repetition_penalty=1.0, min_length=0, use_cache=True, eos_token_id=1)
+    neutral |= dict(early_stopping=False, length_penalty=1.0, output_scores=False)
+    settings = GenerationConfig(do_sample=True, top_k=256, **neutral)
+    assert torch.equal(model.generate(text, settings, seed=1), model.generate(text, seed=1))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.uint16, torch.uint32, torch.int64])
+def test_codes_and_captions_of_any_whole_numbers_mean_the_same(tiny_model, tiny_batch, dtype):
+    model, (text, codes) = tiny_model().eval(), tiny_batch()
+    drawn = model.generate_image_codes(text, image_prompt=codes[:, :5])
+    assert torch.equal(model(text.to(dtype), codes.to(dtype)).loss, model(text, codes).loss)
+    assert torch.equal(model.generate_image_codes(text.to(dtype), image_prompt=codes[:, :5].to(dtype)), drawn)
+    wrong = codes.index_fill(0, torch.tensor([1]), 100).to(dtype)
+    with pytest.raises(ValueError, match=r"image_codes has values from \d to 100, expected \[0, 24\)"):
+        model(text, wrong)
 
 
 def test_generation_leaves_the_model_in_training_mode(tiny_model, tiny_batch):

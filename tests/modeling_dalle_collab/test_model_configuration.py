@@ -1,6 +1,7 @@
 """Sizes that cannot work are refused with what was seen, what was expected and a cure; those that can, round-trip."""
 
 import json
+import logging
 
 import pytest
 import torch
@@ -72,3 +73,24 @@ def test_initial_scales_shrink_with_depth(tiny_config):
     torch.testing.assert_close(firsts, torch.tensor([0.1] * 18 + [1e-5] * 6 + [1e-6] * 6))
     table = model.model.token_embedding.weight
     assert table.abs().max() <= 32**-0.5 and table.std().item() == pytest.approx((1 / 32 / 3) ** 0.5, rel=0.05)
+
+
+@pytest.mark.parametrize("name", ["num_layers", "conv_windows", "rope_theta"])
+def test_a_setting_that_the_model_does_not_have_is_refused(name):
+    with pytest.raises(ValueError, match=f"{name} would have no effect on this model"):
+        DalleCollabConfig(**{name: 4})
+
+
+def test_what_tools_note_in_a_saved_configuration_is_kept_with_a_warning(tmp_path, caplog):
+    config = DalleCollabConfig()
+    config.eos_token_id, config.note_of_a_tool = 3, "fast"
+    config.save_pretrained(tmp_path)
+    logging.getLogger("transformers").addHandler(caplog.handler)
+    assert DalleCollabConfig.from_pretrained(tmp_path).note_of_a_tool == "fast"
+    logging.getLogger("transformers").removeHandler(caplog.handler)
+    assert "note_of_a_tool would have no effect" in caplog.text and "eos_token_id" not in caplog.text
+
+
+def test_an_untied_table_is_refused():
+    with pytest.raises(ValueError, match="tie_word_embeddings is False, but this model has one table"):
+        DalleCollabConfig(tie_word_embeddings=False)

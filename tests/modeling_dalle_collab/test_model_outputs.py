@@ -73,3 +73,12 @@ def test_a_changed_linear_layer_is_called_as_it_is():
     layer.register_forward_hook(lambda module, inputs, output: seen.append(output))
     with torch.no_grad():
         assert apply_linear(layer, torch.randn(4, 16)) is seen[0]
+
+
+def test_the_configuration_may_ask_for_hidden_states_and_attentions(tiny_model, tiny_batch):
+    model = tiny_model().eval()
+    model.set_attn_implementation("eager")
+    model.config.output_hidden_states = model.config.output_attentions = True
+    asked, refused = model(*tiny_batch()), model(*tiny_batch(), output_hidden_states=False, output_attentions=False)
+    assert len(asked.hidden_states) == 7 and len(asked.attentions) == 6
+    assert refused.hidden_states is None and refused.attentions is None

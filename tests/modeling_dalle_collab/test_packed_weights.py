@@ -1,5 +1,8 @@
 """Weights in other layouts and in 8 bits compute the same, up to rounding."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 from torch import nn
@@ -58,3 +61,32 @@ def test_a_model_draws_and_reads_with_int8_weights(tiny_model, tiny_batch):
 def test_int8_weights_need_float32_on_a_cpu(tiny_model):
     with pytest.raises(ValueError, match=r"Weights are torch\.bfloat16 on cpu, expected torch\.float32 on a CPU"):
         tiny_model().bfloat16().use_int8_weights()
+
+
+@pytest.mark.parametrize(
+    ("lose", "what"),
+    [
+        (lambda model, folder: model.save_pretrained(folder), "saved"),
+        (lambda model, folder: torch.save(model.state_dict(), folder / "weights.pt"), "saved"),
+        (lambda model, _: copy.deepcopy(model), "copied"),
+        (lambda model, _: pickle.dumps(model), "copied"),
+        (lambda model, _: model.bfloat16(), r"moved to cpu or changed to torch\.bfloat16"),
+        (lambda model, _: model.to("meta"), r"moved to meta or changed to torch\.float32"),
+        (lambda model, _: model.load_state_dict({}, strict=False), "given other weights"),
+    ],
+    ids=["save_pretrained", "state_dict", "deepcopy", "pickle", "dtype", "device", "load"],
+)
+def test_what_would_lose_int8_weights_is_refused(tiny_model, tmp_path, lose, what):
+    model = tiny_model()
+    model.use_int8_weights()
+    with pytest.raises(ValueError, match=rf"A model with weights of 8 bits cannot be {what}"):
+        lose(model, tmp_path)
+    assert not any(path.suffix in (".safetensors", ".pt") for path in tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("recompute", ["reversible", "none"])
+def test_int8_weights_are_not_trained_through(tiny_model, tiny_batch, recompute):
+    model = tiny_model(recompute=recompute)
+    model.use_int8_weights()
+    with pytest.raises(ValueError, match="A model with weights of 8 bits cannot be trained"):
+        model(*tiny_batch()).loss.backward()

@@ -4,6 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 
 from modeling_dalle_collab import DalleCollabForConditionalGeneration
 from modeling_dalle_collab.blocks_dalle_collab import shift_tokens
@@ -250,3 +251,16 @@ def test_token_shift_has_the_right_gradient(tiny_config):
     config = tiny_config(text_sequence_length=2, image_grid_size=3, hidden_size=8)
     x = torch.randn(1, 12, 8, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda value: shift_tokens(value, config), x)
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+def test_dropout_of_an_adapter_is_the_same_when_layers_are_recomputed(tiny_model, tiny_batch):
+    gradients = []
+    for recompute in ("reversible", "none"):
+        torch.manual_seed(3)
+        settings = LoraConfig(r=2, lora_dropout=0.5, target_modules=["qkv", "output"], init_lora_weights=False)
+        adapted = get_peft_model(tiny_model(recompute=recompute), settings).train()
+        adapted(*tiny_batch()).loss.backward()
+        gradients.append({name: tensor.grad for name, tensor in adapted.named_parameters() if "lora" in name})
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradient, gradients[1][name], atol=1e-5, rtol=1e-3)

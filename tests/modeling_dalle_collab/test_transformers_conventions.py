@@ -4,10 +4,13 @@ import math
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModel, BitsAndBytesConfig
 
 from modeling_dalle_collab import DalleCollabForConditionalGeneration
+
+PEFT_ASKS_BY_AN_OLD_NAME = "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"
 
 
 @pytest.fixture
@@ -112,3 +115,50 @@ def test_int8_weights_of_bitsandbytes_change_the_logits_by_rounding_alone(saved,
     assert 0 < (rounded.float() - exact)[possible].abs().max() < 0.3
     codes = loaded.generate_image_codes(tiny_batch()[0], num_candidates=2)
     assert codes.shape == (3, 2, 16)
+
+
+@pytest.mark.filterwarnings(PEFT_ASKS_BY_AN_OLD_NAME)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        dict(target_modules=["token_embedding"]),
+        dict(target_modules=["token_embedding"], use_dora=True),
+        dict(target_modules=["qkv"], trainable_token_indices={"token_embedding": [1, 3, 50]}),
+        dict(target_modules=["qkv"], modules_to_save=["token_embedding"]),
+    ],
+    ids=["lora", "dora", "trainable tokens", "saved module"],
+)
+@torch.no_grad()
+def test_an_adapter_on_the_tied_table_is_merged_into_the_same_function(tiny_model, tiny_batch, settings):
+    adapted, batch = get_peft_model(tiny_model(), LoraConfig(r=2, **settings)).eval(), tiny_batch()
+    plain = adapted(*batch).logits
+    for parameter in adapted.parameters():
+        if parameter.requires_grad:
+            parameter.add_(0.3 * torch.randn(parameter.shape))
+    logits, codes = adapted(*batch).logits, adapted.generate(batch[0], seed=1)
+    merged = adapted.merge_and_unload().eval()
+    assert not torch.allclose(logits, plain, atol=1e-2)
+    torch.testing.assert_close(merged(*batch).logits, logits, atol=1e-4, rtol=1e-4)
+    assert torch.equal(merged.generate(batch[0], seed=1), codes)
+
+
+def test_noise_on_embeddings_leaves_the_head_alone(tiny_model, tiny_batch):
+    model, seen = tiny_model().eval(), []
+    model.get_input_embeddings().register_forward_hook(lambda _module, _ids, out: seen.append(out.shape[0]))
+    model(*tiny_batch(batch=3))
+    assert seen == [3]
+
+
+@pytest.mark.filterwarnings(PEFT_ASKS_BY_AN_OLD_NAME)
+def test_a_table_with_an_adapter_is_not_resized(tiny_model):
+    adapted = get_peft_model(tiny_model(), LoraConfig(r=2, target_modules=["token_embedding"]))
+    with pytest.raises(ValueError, match="The table is a Embedding of peft, expected one without an adapter"):
+        adapted.resize_token_embeddings(50)
+    assert adapted.config.text_vocab_size == 40
+
+
+@pytest.mark.parametrize("are_trained", [False, True])
+def test_resizing_keeps_what_is_frozen(tiny_model, are_trained):
+    model = tiny_model().requires_grad_(are_trained)
+    model.resize_token_embeddings(45)
+    assert {parameter.requires_grad for parameter in model.parameters()} == {are_trained}

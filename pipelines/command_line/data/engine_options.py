@@ -40,6 +40,8 @@ class EngineChoice:
 
         name, _, address = engine.partition(":")
         check_choice("--engine", name, ENGINES)
+        if name == "local" and address:
+            raise ValueError(f"--engine is {engine!r}; only ray has an address: --engine ray:HOST:PORT")
         if name == "local":
             return cls(name=name, address=None, part=Part.parse(part) if part else None)
         if part is not None:

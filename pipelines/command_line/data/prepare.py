@@ -96,8 +96,12 @@ def prepare(
         afterwards = [["hub-tools", "publish", "dataset", str(output), job_publish]]
         run_as_job(request, "data-prepare", afterwards=afterwards)
         return
+    if job_publish is not None:
+        raise ValueError("--job-publish is for Jobs only. Name their hardware too: --on-jobs t4-small")
     from pipelines.data_preparation.pictures.picture_options import PictureOptions
 
+    if codec_revision is not None and Path(codec).is_dir():
+        raise ValueError(f"Codec {codec} is a folder and has no revisions. Leave out --codec-revision.")
     pictures = PictureOptions(fit=fit, memory_mib=picture_memory)
     # Before torch is imported, so that a mistake is reported at once.
     how = EngineChoice.parse(engine, part, device)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hub_tools.printing.consoles import open_console
+from pipelines.command_line.terminal.setting_options import refuse_given
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
 
 def convert(
+    context: typer.Context,
     checkpoint: Annotated[Path, typer.Argument(help="State dict of dalle-pytorch: .pt, .pth or .safetensors.")],
     output: Annotated[Path, typer.Option(help="Folder of the model, new or empty.")],
     tokenizer: Annotated[
@@ -47,6 +49,8 @@ def convert(
     """
     from pipelines.conversion.converted_folder import convert_checkpoint, require_paths
 
+    if "convolutional" not in f"{attention_pattern},{final_attention}":
+        refuse_given(context, "no layer has convolutional attention", "conv_kernel_size", "conv_window")
     require_paths(checkpoint, output)  # before torch is imported, so that a mistyped path is reported at once
     from transformers.utils import logging
 

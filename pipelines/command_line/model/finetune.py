@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hub_tools.printing.consoles import open_progress
+from pipelines.command_line.terminal.setting_options import refuse_given
 from pipelines.finetuning.finetuning_options import FinetuningOptions as Options
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ INTERRUPTED_EXIT_CODE = 130
 
 
 def finetune(
+    context: typer.Context,
     model: Annotated[str, typer.Argument(metavar="MODEL", help="Model Hub repository of a run or model, or a folder.")],
     dataset: Annotated[str, typer.Option(help="Dataset Hub repository of image codes, ORG/NAME.")],
     output: Annotated[Path, typer.Option(help="Folder for the result; an older result is replaced.")],
@@ -50,6 +52,8 @@ def finetune(
       dalle-collab model finetune my-org/birds --dataset my-org/owls-codes --output owls --merge --steps 3000
       --mixed-precision bf16
     """
+    if full:
+        refuse_given(context, "--full trains all weights and no adapter", "lora_rank", "lora_alpha")
     options = Options(
         full=full,
         merge=merge,

@@ -5,10 +5,11 @@ from typing import Annotated
 
 import typer
 
-from pipelines.command_line.terminal.setting_options import TokenHost
+from pipelines.command_line.terminal.setting_options import TokenHost, refuse_given
 
 
 def assist(
+    context: typer.Context,
     repository: Annotated[str, typer.Argument(metavar="ORG/RUN", help="Model Hub repository of the run.")],
     host: Annotated[list[str] | None, typer.Option(help="Multiaddress to listen on; may be repeated.")] = None,
     announce: Annotated[list[str] | None, typer.Option(help="Multiaddress to announce (port forwarding).")] = None,
@@ -87,7 +88,10 @@ def assist(
         startup_timeout_seconds=startup_timeout,
     )
     evaluation = None
-    if evaluation_interval_epochs is not None:
+    if evaluation_interval_epochs is None:
+        names = (f"evaluation_{name}" for name in ("records", "drawings", "threads", "device", "hours"))
+        refuse_given(context, "it has no effect without --evaluation-interval-epochs N", *names)
+    else:
         evaluation = EvaluationOptions(
             interval_epochs=evaluation_interval_epochs,
             num_records=evaluation_records,
@@ -108,7 +112,9 @@ def assist(
         helps_averaging=help_averaging,
     )
     audits = None
-    if audit_prompts is not None:
+    if audit_prompts is None:
+        refuse_given(context, "it has no effect without --audit-prompts FILE", "audit_minutes")
+    else:
         if not stay:
             raise ValueError("--audit-prompts is for an entry and has no effect without --stay.")
         from pipelines.training.auxiliary.serving_audits import ServingAuditOptions

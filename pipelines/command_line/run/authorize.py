@@ -5,11 +5,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pipelines.command_line.terminal.setting_options import refuse_given
+
 if TYPE_CHECKING:
     from pipelines.admission.service import ServiceOptions
 
 
 def authorize(
+    context: typer.Context,
     repository: Annotated[str, typer.Argument(metavar="ORG/RUN", help="Model Hub repository of the run.")],
     public_address: Annotated[
         str | None, typer.Option(help="https:// address at which peers reach it; default: --host and --port.")
@@ -54,6 +57,11 @@ def authorize(
     from pipelines.training.repository.announcements import announce_admission
     from pipelines.training.run.sections import WHO_MAY_DRAW
 
+    serving = ("host", "port", "token_minutes", "grace_minutes", "requests_per_minute", "peers_per_user")
+    if open_:
+        refuse_given(context, "--open ends admission", *serving, "public_address", "key_file", "write_space")
+    elif write_space is not None:
+        refuse_given(context, "--write-space serves nothing here", *serving)
     key_file = key_file or Path(f"{repository.rpartition('/')[2]}-authority.key")
     if drawing is not None:
         check_choice("--drawing", drawing, WHO_MAY_DRAW)

@@ -71,11 +71,13 @@ def create(
     from pipelines.command_line.explaining.run_meaning import explain_run
     from pipelines.training.repository.creation import create_run_repository
     from pipelines.training.repository.organiser import found_organiser
+    from pipelines.training.run.setting_list import settings_without_effect
     from pipelines.training.run.task import RunRequest
     from pipelines.training.tasks.choice import compose_run
     from pipelines.training.tasks.presets import preset_settings
 
-    values = preset_settings(preset, task) | _read_settings(settings) | parse_settings(set_)
+    chosen = _read_settings(settings) | parse_settings(set_)
+    values = preset_settings(preset, task) | chosen
     request = RunRequest(
         run_id=values.pop("run_id", repository.replace("/", "-").replace(".", "-")),
         task=task,
@@ -86,7 +88,7 @@ def create(
         clip=clip,
     )
     run, processor = compose_run(request)
-    for sentence in explain_run(run, processor):
+    for sentence in (*settings_without_effect(run, chosen), *explain_run(run, processor)):
         typer.echo(sentence)
     if dry_run:
         typer.echo("Nothing was created.")

@@ -1,4 +1,7 @@
-"""Options whose text is more than one plain value: `--set NAME=VALUE`, settings of a run, and numbers or `auto`."""
+"""Options whose text is more than one plain value: `--set NAME=VALUE`, settings of a run, and numbers or `auto`.
+
+Also which options were given, so that none of them is ignored.
+"""
 
 import json
 from collections.abc import Sequence
@@ -33,6 +36,18 @@ def number_or_auto(option: str, text: str) -> int | None:
         return int(text)
     except ValueError as error:
         raise ValueError(f"{option} is {text!r}; expected auto or a whole number.") from error
+
+
+def refuse_given(context: typer.Context, reason: str, *names: str) -> None:
+    """Refuse parameters of a command that its command line has and that would have no effect, for this reason.
+
+    Raises:
+        ValueError: one of these was given.
+    """
+    sources = {name: context.get_parameter_source(name) for name in names}
+    given = {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
+    if options := [parameter.opts[0] for parameter in context.command.params if parameter.name in given]:
+        raise ValueError(f"Leave out {', '.join(options)}: {reason}.")
 
 
 def _parse_setting(text: str) -> tuple[str, Any]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, PreTrainedModel
 
+from hub_tools.checks import check_loaded
 from hub_tools.run_files import MODEL_FILES
 from pipelines.evaluation.figures import LOWER, FigureKind
 from pipelines.evaluation.measurement import Measurement
@@ -33,7 +34,8 @@ def open_language_model(subject: Subject, run: TrainingRun, device: str) -> PreT
         OSError: a file or the Hub cannot be read.
     """
     folder = fetch_model(subject.place, revision=subject.revision, patterns=MODEL_FILES)
-    model = MODELS[run.task].from_pretrained(folder, trust_remote_code=False)
+    model, found = MODELS[run.task].from_pretrained(folder, trust_remote_code=False, output_loading_info=True)
+    check_loaded(model, found, subject.place)
     return model.to(device, PRECISIONS[subject.precision]).eval()
 
 

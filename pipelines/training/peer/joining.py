@@ -119,6 +119,8 @@ class Membership:
             return
         compute = self.peer.compute
         self.peer.choose_micro_batch()
+        if self.lease is not None and compute.shuffle_buffer_size != ComputeOptions.shuffle_buffer_size:
+            logger.warning("--shuffle-buffer has no effect: this run's records are leased in an order of their own.")
 
         def batch_size() -> int:
             return self.peer.micro_batch_size * (compute.num_devices or 1)

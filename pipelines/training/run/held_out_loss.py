@@ -68,7 +68,13 @@ def held_out_loss_of(samples: Sequence[tuple[float, int]]) -> HeldOutLoss:
 def weights_digest(model: torch.nn.Module) -> str:
     """Return a digest of all parameters and their precision: equal for equal models, wherever they come from."""
     digest = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
+    named: dict[str, torch.Tensor] = dict(model.named_parameters(remove_duplicate=False))
+    # As in a state dict, in which weights of 8 bits refuse to be; of those there are the scales.
+    for place, module in model.named_modules(remove_duplicate=False):
+        hidden = module._non_persistent_buffers_set
+        buffers = module.named_buffers(place, recurse=False)
+        named |= {name: value for name, value in buffers if name.rpartition(".")[2] not in hidden}
+    for name, tensor in sorted(named.items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

@@ -1,9 +1,13 @@
-"""Every setting that an organiser can choose: name, default and meaning, read from where it is defined."""
+"""Every setting that an organiser can choose: name, default and meaning, read from where it is defined.
+
+Also which of a run's settings have no effect beside the others.
+"""
 
 import ast
 import dataclasses
 import inspect
 import textwrap
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +34,33 @@ TITLES = {
     "serving": "Serving",
     "versions": "Versions",
 }
+
+
+NEEDS: tuple[tuple[str, Callable[[TrainingRun], bool], str], ...] = (
+    ("local_steps=1", lambda run: run.local_steps == 1, "optimizer"),
+    *(
+        ("local_steps above 1", lambda run: run.local_steps > 1, name)
+        for name in ("inner_batch_size", "inner_optimizer", "outer_learning_rate", "outer_momentum")
+    ),
+    ("synchronisation=sparse", lambda run: run.synchronisation == "sparse", "sparse_values_per_chunk"),
+    ("synchronisation=sparse", lambda run: run.synchronisation == "sparse", "sparse_error_decay"),
+    ("another aggregation_rule than mean", lambda run: run.aggregation_rule != "mean", "tau_ratio"),
+    (
+        "aggregation_rule=centered_clip",
+        lambda run: run.aggregation_rule == "centered_clip",
+        "num_clipping_iterations",
+    ),
+    (
+        "averaging_compression=blockwise_8bit",
+        lambda run: run.averaging_compression == "blockwise_8bit",
+        "min_8bit_elements",
+    ),
+    ("a bucket", lambda run: bool(run.bucket), "bucket_interval_epochs"),
+    ("reel_prompts", lambda run: bool(run.reel_prompts), "reel_interval_epochs"),
+    ("the task fill-mask", lambda run: run.task == "fill-mask", "mask_probability"),
+    ("the task fill-mask", lambda run: run.task == "fill-mask", "whole_word_masks"),
+)
+"""What some settings need to have an effect: in words, whether a run has it, and the setting's name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,3 +103,9 @@ def _default(item: dataclasses.Field) -> Any:
     if item.default is not dataclasses.MISSING:
         return list(item.default) if isinstance(item.default, tuple) else item.default
     return item.default_factory() if item.default_factory is not dataclasses.MISSING else None
+
+
+def settings_without_effect(run: TrainingRun, chosen: Iterable[str]) -> list[str]:
+    """Return a sentence for each chosen setting of a new run that has no effect beside the others."""
+    chosen = frozenset(chosen)
+    return [f"{name} has no effect: it needs {need}." for need, has, name in NEEDS if name in chosen and not has(run)]

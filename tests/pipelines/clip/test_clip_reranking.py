@@ -2,12 +2,14 @@
 
 import contextlib
 import json
+import shutil
 
 import numpy as np
 import open_clip
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file, save_file
 
 from pipelines.clip.clip_folder import save_clip_folder, train_clip_tokenizer
 from pipelines.clip.clip_reranking import ClipReranker, new_clip, prepare_pictures
@@ -144,3 +146,13 @@ def test_a_configuration_cannot_make_the_tokenizer_run_foreign_code(clip_folder,
     with contextlib.suppress(ValueError):
         ClipReranker.from_pretrained(folder)
     assert not mark.exists()
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_weights_that_are_not_finite_rank_nothing(clip_folder, tmp_path, value):
+    damaged = shutil.copytree(clip_folder, tmp_path / "damaged")
+    tensors = load_file(damaged / "open_clip_model.safetensors")
+    tensors["text_projection"][0, 0] = value
+    save_file(tensors, damaged / "open_clip_model.safetensors")
+    with pytest.raises(ValueError, match="The CLIP has values that are not finite in text_projection"):
+        ClipReranker.from_pretrained(damaged)

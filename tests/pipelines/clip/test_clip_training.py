@@ -202,6 +202,13 @@ def test_retrieval_counts_another_picture_of_the_same_caption_as_found():
     assert retrieval_accuracy(model, data, token_ids(tokenizer, data.captions, 24)) == 1.0
 
 
+def test_a_loss_that_is_not_finite_leaves_nothing_behind(tmp_path):
+    config = dataclasses.replace(TINY, num_steps=6, peak_learning_rate=1e30)
+    with pytest.raises(ValueError, match=r"The loss is nan at step \d\. Use a smaller --learning-rate"):
+        train_clip(coloured_pairs(40), tmp_path / "clip", config)
+    assert not (tmp_path / "clip").exists()
+
+
 def test_ctrl_c_during_the_steps_saves_what_was_learnt(tmp_path):
     def interrupt(stage, done, total, detail):
         if stage == "training" and done == 3:

@@ -116,6 +116,17 @@ def test_half_precision_is_another_model(parts):
     assert weights_digest(copy.deepcopy(parts.model).to(torch.bfloat16)) != digest
 
 
+def test_weights_of_8_bits_are_told_apart(parts):
+    def in_8_bits(factor):
+        model = copy.deepcopy(parts.model)
+        with torch.no_grad():
+            model.model.stack.groups[0].attention.qkv.weight.mul_(factor)
+        model.use_int8_weights()
+        return weights_digest(model)
+
+    assert in_8_bits(1) == in_8_bits(1) and len({weights_digest(parts.model), in_8_bits(1), in_8_bits(2)}) == 3
+
+
 def test_a_report_can_be_read_and_a_page_needs_no_other_file(parts, measured, yardsticks, tmp_path):
     subject = dict(name="org/trained", revision=None, epoch=3, codec=None, precision="float32")
     report = EvaluationReport(

@@ -7,6 +7,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from pipelines.clip.clip_reranking import ClipReranker
 from pipelines.generation.generation_options import GenerationOptions
@@ -130,6 +131,19 @@ def test_a_folder_without_a_model_is_named(tmp_path):
         load_text_to_image("./nowhere")
     with pytest.raises(ValueError, match=r"is a folder and has no revision 'v1'. Leave out --revision"):
         load_text_to_image(tmp_path, revision="v1")
+
+
+@pytest.mark.parametrize(("changed", "seen"), [("lacks", "lack output_bias"), ("has", "have the unknown an_adapter")])
+def test_weights_that_lack_parameters_or_have_others_are_refused(tiny_run, tmp_path, changed, seen):
+    folder = copy_of(tiny_run, tmp_path / "changed")
+    tensors = load_file(folder / "model.safetensors")
+    if changed == "lacks":
+        del tensors["output_bias"]
+    else:
+        tensors["an_adapter"] = torch.ones(1)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=rf"The weights of .*changed {seen}"):
+        load_text_to_image(folder)
 
 
 def test_damaged_weights_are_named_with_the_cure(tiny_run, tmp_path):

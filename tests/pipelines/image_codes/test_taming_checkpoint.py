@@ -143,7 +143,14 @@ def test_a_checkpoint_without_tensors_is_refused(tmp_path):
             PUBLISHED_YAML.replace("GumbelVQ", "VQSegmentationModel"),
             "describes a VQSegmentationModel with an unknown quan",
         ),
-        (PUBLISHED_YAML.replace("double_z: false", "double_z: true"), "uses remap or double_z"),
+        (PUBLISHED_YAML.replace("double_z: false", "double_z: true"), "sets double_z to True, expected False"),
+        (PUBLISHED_YAML.replace("in_channels: 3", "in_channels: 1"), "sets in_channels to 1, expected 3"),
+        (PUBLISHED_YAML.replace("dropout: 0.0", "tanh_out: true"), "sets tanh_out to True, expected False"),
+        (PUBLISHED_YAML.replace("dropout: 0.0", "resamp_with_conv: false"), "resamp_with_conv to False, expected True"),
+        (PUBLISHED_YAML.replace("dropout: 0.0", "attn_type: none"), "sets attn_type to 'none', expected 'vanilla'"),
+        (PUBLISHED_YAML.replace("dropout: 0.0", "use_swish: 2"), "use_swish to 2, which this codec does not know"),
+        (PUBLISHED_YAML.replace("monitor: val/rec_loss", "remap: used.npy"), "sets remap to 'used.npy', expected None"),
+        (PUBLISHED_YAML.replace("      resolution: 256\n", ""), "is not a taming model description: KeyError"),
         ("model: 3", "is not a taming model description"),
         ("model: [", "is not a taming model description"),
         ("!!python/object/apply:os.system ['true']", "is not a taming model description"),
@@ -159,4 +166,44 @@ def test_a_checkpoint_that_does_not_fit_its_description_is_refused(tmp_path):
     some_checkpoint(tmp_path / "last.ckpt")
     (tmp_path / "model.yaml").write_text(SMALL_YAML.replace("n_embed: 12", "n_embed: 24"))
     with pytest.raises(CodecLoadError, match="does not fit its configuration"):
+        read_taming_codec(tmp_path / "last.ckpt", tmp_path / "model.yaml")
+
+
+def with_attention(path):
+    """A checkpoint whose middle level has self-attention, as its description says."""
+    (path.parent / "model.yaml").write_text(SMALL_YAML.replace("attn_resolutions: [32]", "attn_resolutions: [8]"))
+    torch.manual_seed(0)
+    codec = VQGANCodec(read_taming_config(path.parent / "model.yaml")).eval()
+    assert any(".down.1.attn" in name for name in codec.state_dict())
+    torch.save({"state_dict": codec.state_dict()}, path)
+    return codec
+
+
+def test_levels_with_attention_are_those_of_the_tensors(tmp_path):
+    codec = with_attention(tmp_path / "last.ckpt")
+    (tmp_path / "larger.yaml").write_text(
+        (tmp_path / "model.yaml").read_text().replace("resolution: 16", "resolution: 32")
+    )
+    same = read_taming_codec(tmp_path / "last.ckpt", tmp_path / "model.yaml")
+    assert same.fingerprint == codec.fingerprint
+    larger = read_taming_codec(tmp_path / "last.ckpt", tmp_path / "larger.yaml")
+    assert larger.config.attention_resolutions == (16,) and larger.config.num_codes == 4 * codec.config.num_codes
+    for name, tensor in codec.state_dict().items():
+        assert torch.equal(larger.state_dict()[name], tensor), name
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"encoder.down.0.attn.0.q.weight": torch.zeros(2)}, r"\.attn\.0\.\w+\.\w+ is absent"),
+        ({"encoder.extra.weight": torch.zeros(2)}, r"encoder\.extra\.weight is of shape \(2,\), expected none"),
+        ({"quant_conv.bias": torch.full((16,), float("nan"))}, r"not finite in quant_conv\.bias"),
+        ({"quantize.embed.weight": torch.full((12, 16), float("inf"))}, r"not finite in quantize\.embed\.weight"),
+    ],
+    ids=["attention", "unknown", "nan", "infinite"],
+)
+def test_tensors_that_would_not_be_used_or_are_not_finite_are_refused(tmp_path, changed, message):
+    codec = some_checkpoint(tmp_path / "last.ckpt")
+    torch.save({"state_dict": codec.state_dict() | changed}, tmp_path / "last.ckpt")
+    with pytest.raises(CodecLoadError, match=message):
         read_taming_codec(tmp_path / "last.ckpt", tmp_path / "model.yaml")

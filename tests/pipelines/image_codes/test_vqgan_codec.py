@@ -7,6 +7,7 @@ import sys
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
 from taming.modules.vqvae.quantize import VectorQuantizer2
 
 from pipelines.image_codes.vqgan_codec import CodecLoadError, VQGANCodec, VQGANConfig
@@ -161,7 +162,9 @@ def test_pictures_of_another_size_or_range_are_refused(images, message):
 
 def test_codes_of_another_number_or_outside_the_codebook_are_refused():
     codec = some_codec(SMALL)
-    with pytest.raises(ValueError, match=r"Codes have shape \(1, 15\), this codec decodes \(batch, 16\)"):
+    with pytest.raises(
+        ValueError, match=r"Codes have shape \(1, 15\) and dtype torch\.int64, this codec decodes \(batch, 16\)"
+    ):
         codec.decode(torch.zeros(1, 15, dtype=torch.int64))
     with pytest.raises(ValueError, match="Codes go from 0 to 12, this codec's codebook has 0 to 11"):
         codec.decode(torch.arange(16)[None].clamp(max=12))
@@ -243,3 +246,34 @@ def test_a_codec_of_an_older_version_is_loaded_and_keeps_its_fingerprint_but_for
     (tmp_path / "vqgan_config.json").write_text(json.dumps(values | {"linear_shortcut": True}))
     with pytest.raises(CodecLoadError, match="is not a codec configuration of this version"):
         VQGANCodec.from_pretrained(tmp_path)
+
+
+def test_weights_that_are_not_finite_are_neither_saved_nor_loaded(tmp_path):
+    codec = some_codec(SMALL)
+    codec.save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "vqgan.safetensors")
+    codec.codebook[3, 2] = 1e5  # more than float16 holds
+    with pytest.raises(CodecLoadError, match=r"has values that are not finite in quantize\.embedding\.weight"):
+        codec.save_pretrained(tmp_path, half_precision=True)
+    assert torch.equal(load_file(tmp_path / "vqgan.safetensors")["encoder.bias"], tensors["encoder.bias"])
+    tensors["encoder.bias"][0] = float("nan")
+    save_file(tensors, tmp_path / "vqgan.safetensors")
+    with pytest.raises(CodecLoadError, match=r"has values that are not finite in encoder\.bias"):
+        VQGANCodec.from_pretrained(tmp_path)
+
+
+def test_a_tensor_that_the_configuration_does_not_have_is_refused(tmp_path):
+    some_codec(SMALL).save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "vqgan.safetensors")
+    save_file(tensors | {"encoder.attn.q": torch.zeros(1)}, tmp_path / "vqgan.safetensors")
+    with pytest.raises(CodecLoadError, match=r"encoder\.attn\.q is of shape \(1,\), expected none of this name"):
+        VQGANCodec.from_pretrained(tmp_path)
+
+
+def test_codes_of_any_whole_numbers_decode_and_others_are_refused():
+    codec = some_codec(SMALL)
+    codes = codec.encode(some_images())
+    for dtype in (torch.uint8, torch.uint16, torch.int32):
+        assert torch.equal(codec.decode(codes.to(dtype)), codec.decode(codes))
+    with pytest.raises(ValueError, match=r"dtype torch\.float32, this codec decodes"):
+        codec.decode(codes.float())

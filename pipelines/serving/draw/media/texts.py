@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PretrainedConfig, PreTrainedModel
 
+from hub_tools.checks import check_loaded
 from hub_tools.foreign.json_texts import read_json
 from hub_tools.run_files import RUN_STATE_FILE
 from modeling_dalle_collab.sampling_dalle_collab import SamplingOptions, choose_codes
@@ -116,7 +117,11 @@ class Texts:
     def load(self, folder: Path, *, precision: str, device: str) -> WritingParts:
         """See `Medium`."""
         tokenizer, _ = self.read(folder)
-        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False)
+        kind: Any = AutoModelForCausalLM  # transformers does not declare what it returns with the loading info
+        model, found = kind.from_pretrained(
+            folder, dtype=torch.float32, trust_remote_code=False, output_loading_info=True
+        )
+        check_loaded(model, found, str(folder))
         model = model.to(device).eval()
         self.rounded(model, precision)
         state = folder / RUN_STATE_FILE

@@ -131,7 +131,8 @@ class CheckpointEvaluator:
         return outcome
 
     def _start(self, held: HeldCheckpoint) -> EvaluationOutcome | None:
-        arguments = [str(held.folder / "checkpoint"), *self._options.arguments(), "--device", self._options.device]
+        options = [*self._options.arguments(self._run.task), "--device", self._options.device]
+        arguments = [str(held.folder / "checkpoint"), *options]
         self._started = time.monotonic()
         try:
             self._command = BoundedCommand(
@@ -166,7 +167,7 @@ class CheckpointEvaluator:
         if path.stat().st_size > LARGEST_REPORT_BYTES:
             raise ValueError(f"The evaluation's report has {path.stat().st_size} bytes.")
         report = json.loads(path.read_text(encoding="utf-8"))
-        command = public_command(self._repository, held.commit, self._options)
+        command = public_command(self._repository, held.commit, self._options, self._run.task)
         how = dict(command=command, now=time.time(), seconds=time.monotonic() - self._started)
         figures = figures_of_report(report, epoch=held.epoch, commit=held.commit, **how)
         if not figures:
@@ -204,9 +205,9 @@ def link_checkpoint(checkpoint: Path, folder: Path, run: TrainingRun) -> None:
     (folder / TRAINING_RUN_FILE).write_text(run.to_json(), encoding="utf-8")
 
 
-def public_command(repository: str, commit: str, options: EvaluationOptions) -> str:
+def public_command(repository: str, commit: str, options: EvaluationOptions, task: str) -> str:
     """Return the command with which anybody computes the figures again."""
-    return shlex.join(["dalle-collab", "evaluate", repository, "--revision", commit, *options.arguments()])
+    return shlex.join(["dalle-collab", "evaluate", repository, "--revision", commit, *options.arguments(task)])
 
 
 def bounded_environment(environment: Mapping[str, str], *, num_threads: int, device: str) -> dict[str, str]:

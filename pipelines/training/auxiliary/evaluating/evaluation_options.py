@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from hub_tools.checks import check_positive
 from pipelines.training.auxiliary.evaluating.bounded_command import LONGEST_LIMIT_SECONDS
+from pipelines.training.run.training_run import TASKS_THAT_COUNT_TOKENS
 
 DEVICES = ("cpu", "cuda")
 
@@ -41,7 +42,8 @@ class EvaluationOptions:
                 f"limit_seconds is {self.limit_seconds:g}; at most {LONGEST_LIMIT_SECONDS:g} are possible."
             )
 
-    def arguments(self) -> list[str]:
-        """Return the options of `dalle-collab evaluate`."""
-        options = (("--records", self.num_records), ("--drawings", self.num_drawings), ("--training-records", 0))
+    def arguments(self, task: str) -> list[str]:
+        """Return the options of `dalle-collab evaluate` for a run of this task."""
+        about_pictures = (("--drawings", self.num_drawings), ("--training-records", 0))
+        options = (("--records", self.num_records), *(() if task in TASKS_THAT_COUNT_TOKENS else about_pictures))
         return [str(word) for option in options for word in option]

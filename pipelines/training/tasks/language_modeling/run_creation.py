@@ -20,6 +20,9 @@ SPECIAL_TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")
 
 def compose(request: RunRequest) -> tuple[TrainingRun, PreTrainedTokenizerBase]:
     """Return a new run and its tokenizer; see `tasks.choice`."""
+    for option, value in (("--codec", request.codec), ("--clip", request.clip)):
+        if value is not None:
+            raise ValueError(f"{option} is about pictures and has no effect on a {request.task} run. Leave it out.")
     tokenizer = read_tokenizer(request.tokenizer)
     run = compose_language_run(
         run_id=request.run_id,

@@ -121,6 +121,7 @@ def compose_processor(
         image_codec_fingerprint=codec_fingerprint,
         clip_repository=clip_repository,
         text_sequence_length=config.text_sequence_length,
+        pad_token_id=config.pad_token_id,
     )
 
 

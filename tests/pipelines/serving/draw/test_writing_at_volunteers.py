@@ -97,7 +97,7 @@ def test_programs_on_the_machine_get_texts_and_a_clear_refusal_of_chats(run, com
 
 def test_what_makes_no_sense_is_one_line(run, commands, tmp_path, hub):
     line = the_line(generate(commands, run, tmp_path, "--keep", 2, "--mosaic"))
-    assert f"{run.name} writes texts, and --keep, --mosaic is about pictures." in line
+    assert f"Leave out --keep, --mosaic: it is about pictures, and {run.name} writes texts." in line
     assert "--max-tokens is 0; expected at least 1." in the_line(generate(commands, run, tmp_path, tokens=0))
     long = generate(commands, run, tmp_path, tokens=4000)
     assert "4000 more are wished for; this model reads 64 in all" in the_line(long)

@@ -162,7 +162,7 @@ def test_an_evaluation_has_the_threads_and_the_gpu_that_it_may_use():
     assert (on_cpu["OMP_NUM_THREADS"], on_cpu["CUDA_VISIBLE_DEVICES"], on_cpu["HF_TOKEN"]) == ("3", "", "secret")
     assert "DALLE_COLLAB_WORKER" not in on_cpu
     assert bounded_environment(given, num_threads=1, device="cuda")["CUDA_VISIBLE_DEVICES"] == "0"
-    assert "secret" not in public_command("org/birds", COMMIT, EvaluationOptions(interval_epochs=1))
+    assert "secret" not in public_command("org/birds", COMMIT, EvaluationOptions(interval_epochs=1), "fill-mask")
 
 
 @pytest.mark.parametrize(
