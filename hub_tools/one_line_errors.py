@@ -4,6 +4,7 @@ import errno
 import io
 import os
 import re
+import shutil
 import sys
 import traceback
 import warnings
@@ -81,11 +82,16 @@ def _join_help_lines(command: Any) -> None:
 
 def explain_error(error: BaseException) -> str:
     """Return one line that says what happened, what was expected, and what to do."""
-    if isinstance(error, FileNotFoundError) and error.errno is None and error.__cause__ is not None:
-        return explain_error(error.__cause__)  # a client's, of what is neither on the Hub nor in the cache
+    if isinstance(error, FileNotFoundError) and error.errno is None:
+        is_client_s = type(error).__module__.partition(".")[0] in CLIENT_PACKAGES  # `datasets` hides what was the cause
+        cause = error.__cause__ or (error.__context__ if is_client_s else None)
+        if cause is not None:  # why it is neither on the Hub nor in the cache
+            return explain_error(cause)
     explanation = _explain_hub_error(error) or _explain_connection_error(error)
     if explanation is None and isinstance(error, OSError) and error.strerror:
         explanation = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    if isinstance(error, shutil.Error) and isinstance(error.args[0], list):  # of a folder's copy: one for each file
+        explanation = str(error.args[0][0][-1])
     cure = ". Free some space, or choose a folder on another disk" if _is_full_disk(error) else ""
     return one_line((explanation or str(error) or type(error).__name__) + cure)
 
@@ -103,9 +109,10 @@ def _error_for_people(error: BaseException | None) -> BaseException | None:
 
 
 def _is_full_disk(error: BaseException) -> bool:
-    if isinstance(error, OSError):
+    if isinstance(error, OSError) and error.errno is not None:
         return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-    return not isinstance(error, ValueError) and DISK_IS_FULL.search(str(error)) is not None
+    is_ours = not isinstance(error, ValueError) and not hasattr(error, "response")  # the Hub's disk is another
+    return is_ours and DISK_IS_FULL.search(str(error)) is not None
 
 
 def _explain_hub_error(error: BaseException) -> str | None:

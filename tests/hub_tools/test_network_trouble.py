@@ -2,6 +2,7 @@
 
 import httpx2
 import pytest
+from datasets.exceptions import DatasetNotFoundError
 from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import hf_raise_for_status
@@ -128,6 +129,13 @@ def test_a_gated_dataset_is_named_with_what_a_fine_grained_token_lacks():
         assert said.startswith("The dataset repository org/birds is gated (said so). Ask for access on its page")
         assert "fine-grained token must be allowed to read gated repositories" in said
     assert "a fine-grained token that names this repository" in explain_error(hub_error(403))
+    try:
+        try:
+            raise hub_error(403, **{"X-Error-Code": "GatedRepo"})
+        except HfHubHTTPError:
+            raise DatasetNotFoundError("Visit https://huggingface.co/datasets/org/birds")  # noqa: B904 - as it does
+    except DatasetNotFoundError as error:
+        assert "fine-grained token must be allowed to read gated repositories" in explain_error(error)
 
 
 @pytest.mark.parametrize(
