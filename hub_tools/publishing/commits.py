@@ -28,7 +28,7 @@ PATIENCE_SECONDS = 160.0
 """The Hub counts requests in windows of five minutes; for the end of one it waits twice as long."""
 
 PAUSES_SECONDS = (1.0, 2.0, 5.0, 10.0, 20.0, 30.0)
-NUM_ATTEMPTS = 8
+NUM_ATTEMPTS = 20
 MOST_PATHS = 500
 """That the Hub is asked about at once."""
 

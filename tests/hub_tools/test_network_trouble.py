@@ -37,7 +37,7 @@ def hub_error(status, path="/api/datasets/org/birds", token=SECRET, **headers):
     [
         ("ALL_PROXY", "socks4://127.0.0.1:1080", "ALL_PROXY cannot be used"),
         ("all_proxy", "socks://127.0.0.1:1080/", "ALL_PROXY cannot be used"),
-        ("HTTPS_PROXY", "http://user:secret@proxy:port", "HTTPS_PROXY cannot be used"),
+        ("HTTPS_PROXY", "http://{}@proxy:port".format("user:secret"), "HTTPS_PROXY cannot be used"),
         ("SSL_CERT_FILE", "/nowhere/certificates.pem", r"SSL_CERT_FILE cannot be used.*No such file"),
     ],
 )  # fmt: skip
