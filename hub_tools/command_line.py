@@ -287,11 +287,12 @@ def publish_run(
       hub-tools publish run my-org/birds --all
     """
     from .publishing import space_publishing
+    from .publishing.commits import patiently
 
     if not all_:
         raise ValueError("publish run publishes all Spaces of a run. Confirm: --all. For one: hub-tools publish space")
     plans = space_publishing.plans_of_run(run, private=private)
-    for sentence in space_publishing.missing_parts(run):
+    for sentence in patiently(lambda: space_publishing.missing_parts(run)):
         typer.echo(f"! {sentence}", err=True)
     if dry_run:
         for plan in plans:

@@ -1,7 +1,10 @@
 """Running a command line so that a user's mistake gives one line with its cure, and a bug its traceback."""
 
+import errno
 import io
 import os
+import re
+import shutil
 import sys
 import traceback
 import warnings
@@ -10,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from .endpoint import current_endpoint
 from .printing.printable import one_line, printable_output
+from .waiting.retry_after import asked_seconds
 
 if TYPE_CHECKING:
     from huggingface_hub.errors import HfHubHTTPError
@@ -19,6 +23,8 @@ TRACEBACK_VARIABLE = "DALLE_COLLAB_TRACEBACK"
 OUR_PACKAGES = frozenset({"hub_tools", "pipelines", "modeling_dalle_collab"})
 CLIENT_PACKAGES = frozenset({"huggingface_hub", "httpx", "httpx2", "datasets"})
 INTERRUPTED_EXIT_CODE = 130
+DISK_IS_FULL = re.compile(r"no space left|file too large|quota exceeded|disk is full", re.IGNORECASE)
+"""What libraries that are not written in Python say of it, in errors of their own."""
 
 
 def run_command_line(app: "Typer", prog_name: str) -> NoReturn:
@@ -78,10 +84,18 @@ def _join_help_lines(command: Any) -> None:
 
 def explain_error(error: BaseException) -> str:
     """Return one line that says what happened, what was expected, and what to do."""
+    if isinstance(error, FileNotFoundError) and error.errno is None:
+        is_client_s = type(error).__module__.partition(".")[0] in CLIENT_PACKAGES  # `datasets` hides what was the cause
+        cause = error.__cause__ or (error.__context__ if is_client_s else None)
+        if cause is not None:  # why it is neither on the Hub nor in the cache
+            return explain_error(cause)
     explanation = _explain_hub_error(error) or _explain_connection_error(error)
     if explanation is None and isinstance(error, OSError) and error.strerror:
         explanation = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-    return one_line(explanation or str(error) or type(error).__name__)
+    if isinstance(error, shutil.Error) and isinstance(error.args[0], list):  # of a folder's copy: one for each file
+        explanation = str(error.args[0][0][-1])
+    cure = ". Free some space, or choose a folder on another disk" if _is_full_disk(error) else ""
+    return one_line((explanation or str(error) or type(error).__name__) + cure)
 
 
 def _error_for_people(error: BaseException | None) -> BaseException | None:
@@ -90,8 +104,17 @@ def _error_for_people(error: BaseException | None) -> BaseException | None:
         package = type(error).__module__.partition(".")[0]
         if isinstance(error, (ValueError, OSError)) or package in OUR_PACKAGES | CLIENT_PACKAGES:
             return error
+        if _is_full_disk(error):
+            return error
         error = error.__cause__
     return None
+
+
+def _is_full_disk(error: BaseException) -> bool:
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    is_ours = not isinstance(error, ValueError) and not hasattr(error, "response")  # the Hub's disk is another
+    return is_ours and DISK_IS_FULL.search(str(error)) is not None
 
 
 def _explain_hub_error(error: BaseException) -> str | None:
@@ -109,7 +132,19 @@ def _explain_hub_error(error: BaseException) -> str | None:
 def _explain_answer(error: "HfHubHTTPError", endpoint: str) -> str:
     response = error.response
     said = _server_words(error)
-    kind = type(error).__name__
+    kind, status = type(error).__name__, response.status_code
+    if kind == "GatedRepoError":
+        return (
+            f"{_repository_in(error)} is gated ({said}). Ask for access on its page, and log in: hf auth login; a "
+            f"fine-grained token must be allowed to read gated repositories: {endpoint}/settings/tokens"
+        )
+    if status == HTTPStatus.UNAUTHORIZED and (
+        kind != "RepositoryNotFoundError" or "authorization" in response.request.headers
+    ):
+        return (
+            f"The Hub at {endpoint} refuses the token ({said}), which may have expired. "
+            "Set HF_TOKEN to a valid one, or run: hf auth login"
+        )
     if kind == "RepositoryNotFoundError":
         return (
             f"{_repository_in(error)} is not on the Hub at {endpoint}, or your token has no access to it. "
@@ -119,11 +154,19 @@ def _explain_answer(error: "HfHubHTTPError", endpoint: str) -> str:
         return f"{_repository_in(error)} has no such revision ({said}). Check the branch, tag or commit"
     if kind == "RemoteEntryNotFoundError":
         return f"{_repository_in(error)} has no such file ({said}). Check the path and the revision"
-    if response.status_code == HTTPStatus.UNAUTHORIZED:
-        return f"The Hub at {endpoint} refuses the token ({said}). Set HF_TOKEN to a valid one, or run: hf auth login"
-    if response.status_code == HTTPStatus.FORBIDDEN:
-        return f"The Hub at {endpoint} forbids this ({said}). Use a write token of a member with write access"
-    return f"The Hub at {endpoint} answers {response.status_code}: {said}"
+    if status == HTTPStatus.FORBIDDEN:
+        return (
+            f"The Hub at {endpoint} forbids this ({said}). Use a write token of a member with write access, or a "
+            "fine-grained token that names this repository"
+        )
+    if status == HTTPStatus.PROXY_AUTHENTICATION_REQUIRED:
+        return f"The proxy on the way to {endpoint} wants a login ({said}). Put name and password into HTTPS_PROXY"
+    if status == HTTPStatus.INSUFFICIENT_STORAGE or (status < 500 and status != HTTPStatus.TOO_MANY_REQUESTS):
+        return f"The Hub at {endpoint} answers {status}: {said}"
+    wait = asked_seconds(error)
+    return (
+        f"The Hub at {endpoint} answers {status}: {said}. Try again in {f'{wait:.0f} s' if wait else 'a few minutes'}"
+    )
 
 
 def _server_words(error: "HfHubHTTPError") -> str:
@@ -139,6 +182,16 @@ def _repository_in(error: BaseException) -> str:
 def _explain_connection_error(error: BaseException) -> str | None:
     if type(error).__module__.partition(".")[0] not in ("httpx", "httpx2"):
         return None
+    if "CERTIFICATE_VERIFY_FAILED" in str(error):
+        return (
+            f"The certificate of what answers for {current_endpoint()} is not known here ({error}): a proxy may put "
+            "its own in place of the Hub's. Set SSL_CERT_FILE to the file with your network's certificates"
+        )
+    if type(error).__name__ == "ProxyError":
+        return (
+            f"The proxy on the way to {current_endpoint()} refuses ({error}). "
+            "Check HTTPS_PROXY and ALL_PROXY, with name and password if it wants a login"
+        )
     return (
         f"Cannot reach the Hub at {current_endpoint()} ({error}). Check HF_ENDPOINT and that the Hub runs; "
         "for a Hub on this machine: hub-tools serve --root FOLDER"

@@ -19,10 +19,12 @@ YAML_OF_VALUES = ("safe_load", "safe_dump", "dump", "YAMLError", "SafeLoader", "
 BOUNDED = ("hf_hub_download", "snapshot_download", "list_repo_files", "list_repo_tree", "cached_file")
 """What takes or lists a repository whole, however large; `hub_tools/foreign/downloads.py` asks for sizes first."""
 
+COMMITTING = ("create_commit", "upload_file", "upload_folder", "upload_large_folder", "delete_file", "delete_folder")
+"""What changes a repository; `hub_tools/publishing/commits.py` alone does, tries again, and loses nobody's work."""
+
 MAY_DOWNLOAD = (
     "hub_tools/foreign/downloads.py",
     "hub_tools/local_hub/",
-    "hub_tools/publishing/dataset_publishing.py",
     "pipelines/admission/lists.py",
     "pipelines/admission/space.py",
     "pipelines/chaos/",
@@ -102,6 +104,12 @@ def unbounded_downloads(source: str) -> list[int]:
     )
 
 
+def lines_that_name(functions: tuple[str, ...], source: str) -> list[int]:
+    """Return the lines that name one of these functions of the Hub's client."""
+    names = ((node, getattr(node, "id", getattr(node, "attr", ""))) for node in ast.walk(ast.parse(source)))
+    return sorted(node.lineno for node, name in names if name in functions)
+
+
 @pytest.mark.parametrize(
     "line",
     [
@@ -151,9 +159,10 @@ model.eval()
     opened = "with opening_dataset(name, None):\n    datasets.load_dataset(name)\n"
     assert unbounded_datasets(opened + "datasets.load_dataset_builder(name)") == [3]
     assert unbounded_downloads("open_codec(name)\nVQGANCodec.from_pretrained(name)") == [2]
+    assert lines_that_name(COMMITTING, "api.create_commit(name)\ncommit_on(head)\nupload_folder") == [1, 3]
 
 
-def test_every_call_that_loads_from_a_repository_refuses_custom_code_and_is_bounded():
+def test_every_call_that_loads_from_a_repository_refuses_custom_code_and_is_bounded_and_one_place_commits():
     files = [path for folder in ("hub_tools", "pipelines", "spaces") for path in (ROOT / folder).rglob("*.py")]
     seen = []
     for path in files:
@@ -161,4 +170,6 @@ def test_every_call_that_loads_from_a_repository_refuses_custom_code_and_is_boun
         seen += [f"{name}:{line}" for line in calls_that_allow_custom_code(source)]
         if not name.startswith(MAY_DOWNLOAD):
             seen += [f"{name}:{line} downloads" for line in unbounded_downloads(source) + unbounded_datasets(source)]
+        if name != "hub_tools/publishing/commits.py" and not name.startswith("hub_tools/local_hub/"):
+            seen += [f"{name}:{line} commits" for line in lines_that_name(COMMITTING, source)]
     assert not seen

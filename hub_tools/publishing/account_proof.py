@@ -8,9 +8,11 @@ nothing to others, and is worth nothing elsewhere.
 from functools import cached_property
 
 import httpx2
-from huggingface_hub import HfApi
+from huggingface_hub import CommitOperationAdd, HfApi
 from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
 from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
+
+from .commits import commit_over, patiently
 
 PROOF_REPOSITORY = "dalle-collab-proof"
 PROOF_TEXT = (
@@ -96,9 +98,9 @@ class HubAccount:
         self._placed.add(name)
 
     def _upload(self, repository: str, name: str) -> None:
-        self.api.upload_file(
-            repo_id=repository, path_in_repo=name, path_or_fileobj=PROOF_TEXT, commit_message="Show whose a peer is"
-        )
+        proof = CommitOperationAdd(path_in_repo=name, path_or_fileobj=PROOF_TEXT)
+        head = str(patiently(lambda: self.api.repo_info(repository)).sha)
+        commit_over(head, repository, [proof], "Show whose a peer is", api=self.api)
 
     @cached_property
     def _described(self) -> dict:

@@ -5,7 +5,7 @@ grown sends what is new.
 """
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,10 +14,10 @@ import pyarrow.parquet as pq
 
 from ..counted import counted
 from .dataset_card import DatasetSummary, ShardSummary, dataset_card
-from .folder_publishing import Published, check_visibility
+from .folder_publishing import Published, open_repository
 
 if TYPE_CHECKING:
-    from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
 METADATA_PREFIX = b"dalle_collab."
 CARD_NAME = "README.md"
@@ -63,23 +63,19 @@ def publish_checked_dataset(
 
     `on_shard` gets the number of shards that were compared and sent if need be, and their total.
     """
-    from huggingface_hub import HfApi
+    from ..foreign.downloads import listed_files
+    from .commits import commit_over, patiently
 
-    api = HfApi()
-    api.create_repo(repo_id, repo_type="dataset", private=private, exist_ok=True)
-    found = api.dataset_info(repo_id)
-    check_visibility(repo_id, found.private, wanted=private)
+    found = head = open_repository(repo_id, "dataset", private=private)
+    files = patiently(lambda: listed_files(repo_id, found, "dataset"))
+    there = {file.path: file.lfs.sha256 if file.lfs else None for file in files}
     card = dataset_card(dataset, repo_id, license=license, credits=credits)
     title = message or f"Publish {counted(dataset.num_rows, 'record')} in {counted(len(dataset.shards), 'shard')}"
-    parts = _parts(_changed_shards(api, dataset, repo_id, on_shard), _stale_shards(api, dataset, repo_id), card)
-    for number, operations, is_last in parts:
-        commit = api.create_commit(
-            repo_id,
-            operations,
-            repo_type="dataset",
-            commit_message=title if is_last and number == 1 else f"{title}, part {number}",
-        )
-    return Published(url=str(commit.commit_url), changed=commit.oid != found.sha)
+    for number, operations, is_last in _parts(_changed_shards(there, dataset, on_shard), _stale(there, dataset), card):
+        part = title if is_last and number == 1 else f"{title}, part {number}"
+        commit = commit_over(head, repo_id, operations, part, repo_type="dataset")
+        head = commit.oid
+    return Published(url=commit.url, changed=head != found)
 
 
 def inspect_shards(folder: Path, on_shard: Callable[[int, int], None] | None = None) -> DatasetSummary:
@@ -169,14 +165,11 @@ def _parts(
 
 
 def _changed_shards(
-    api: "HfApi", dataset: DatasetSummary, repo_id: str, on_shard: Callable[[int, int], None] | None
+    there: Mapping[str, str | None], dataset: DatasetSummary, on_shard: Callable[[int, int], None] | None
 ) -> "Iterator[CommitOperationAdd]":
     """Yield the shards that the Hub has not with equal bytes; `on_shard` gets the number passed, and the total."""
     from huggingface_hub import CommitOperationAdd
-    from huggingface_hub.hf_api import RepoFile
 
-    tree = api.list_repo_tree(repo_id, repo_type="dataset", recursive=True)
-    there = {file.path: file.lfs.sha256 for file in tree if isinstance(file, RepoFile) and file.lfs}
     for number, shard in enumerate(dataset.shards, start=1):
         addition = CommitOperationAdd(path_in_repo=_place(shard), path_or_fileobj=dataset.folder / shard.name)
         if there.get(addition.path_in_repo) != addition.upload_info.sha256.hex():
@@ -185,10 +178,9 @@ def _changed_shards(
             on_shard(number, len(dataset.shards))
 
 
-def _stale_shards(api: "HfApi", dataset: DatasetSummary, repo_id: str) -> list[str]:
+def _stale(there: Iterable[str], dataset: DatasetSummary) -> list[str]:
     """Return the shards of an earlier publication that the folder no longer has: they would be read with the others."""
     kept = {_place(shard) for shard in dataset.shards}
-    there = api.list_repo_files(repo_id, repo_type="dataset")
     return [path for path in there if path.endswith(".parquet") and path not in kept]
 
 

@@ -34,23 +34,45 @@ def publish_folder(
     With `replace`, files that the repository has and the folder has not are deleted in the same commit. Raises
     ValueError for a folder without files, and for a Space whose README.md names no sdk.
     """
-    from huggingface_hub import HfApi
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete
+
+    from ..foreign.downloads import listed_files
+    from .commits import Operation, commit_over, patiently
 
     source = Path(folder)
-    sdk = _check_folder(source, repo_type)
+    head = open_repository(repo_id, repo_type, private=private, space_sdk=_check_folder(source, repo_type))
+    files = {path.relative_to(source).as_posix(): path for path in sorted(source.rglob("*")) if path.is_file()}
+    operations: list[Operation] = [
+        CommitOperationAdd(path_in_repo=name, path_or_fileobj=path)
+        for name, path in files.items()
+        if not any(part.startswith(".") or part == "__pycache__" for part in name.split("/"))
+    ]
+    if replace:
+        kept = {".gitattributes", *(operation.path_in_repo for operation in operations)}
+        there = patiently(lambda: listed_files(repo_id, head, repo_type))
+        operations += [CommitOperationDelete(path_in_repo=file.path) for file in there if file.path not in kept]
+    title = message or f"Publish {source.resolve().name}"
+    commit = commit_over(head, repo_id, operations, title, repo_type=repo_type)
+    return Published(url=commit.url, changed=commit.oid != head)
+
+
+def open_repository(repo_id: str, repo_type: str, *, private: bool = False, space_sdk: str | None = None) -> str:
+    """Create the repository if it is missing, and return its newest commit; ValueError as `check_visibility`."""
+    from huggingface_hub import HfApi
+
+    from .commits import patiently, understood_answers
+
     api = HfApi()
-    api.create_repo(repo_id, repo_type=repo_type, private=private, exist_ok=True, space_sdk=sdk)
-    found = api.repo_info(repo_id, repo_type=repo_type)
-    check_visibility(repo_id, found.private, wanted=private)
-    commit = api.upload_folder(
-        folder_path=source,
-        repo_id=repo_id,
-        repo_type=repo_type,
-        commit_message=message or f"Publish {source.resolve().name}",
-        ignore_patterns=["**/.*", ".*", "**/__pycache__/**", "__pycache__/**"],
-        delete_patterns="*" if replace else None,
-    )
-    return Published(url=str(commit.commit_url), changed=commit.oid != found.sha)
+
+    def opened() -> tuple[str, bool | None]:
+        with understood_answers():
+            api.create_repo(repo_id, repo_type=repo_type, private=private, exist_ok=True, space_sdk=space_sdk)
+            found = api.repo_info(repo_id, repo_type=repo_type)
+        return str(found.sha), found.private
+
+    head, is_private = patiently(opened)
+    check_visibility(repo_id, is_private, wanted=private)
+    return head
 
 
 def check_visibility(repository: str, is_private: bool | None, *, wanted: bool) -> None:

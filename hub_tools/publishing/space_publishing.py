@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 from hub_tools.foreign.json_texts import read_json
 
 from ..run_files import CARD_FILE, TRAINING_RUN_FILE
-from .folder_publishing import Published, check_visibility, publish_folder
+from .folder_publishing import Published, open_repository, publish_folder
 from .page_settings import SETTINGS_FILE, check_repository
 from .space_bundling import bundle_space, find_space
 
@@ -78,16 +78,17 @@ def publish_space(plan: SpacePlan) -> Published:
     """
     from huggingface_hub import HfApi
 
+    from .commits import patiently
+
     check_plan(plan)
     with tempfile.TemporaryDirectory() as temporary:
         bundle = Path(temporary) / plan.name
         bundle_space(plan.name, bundle, plan.settings if plan.is_static else None)
-        api = HfApi()
         if not plan.is_static:
+            api = HfApi()
             # Before the files: a Space that starts without its settings would stop with an error.
-            api.create_repo(plan.repository, repo_type="space", space_sdk="gradio", private=plan.private, exist_ok=True)
-            check_visibility(plan.repository, api.space_info(plan.repository).private, wanted=plan.private)
-            changed = _set_up(api, plan)
+            open_repository(plan.repository, "space", private=plan.private, space_sdk="gradio")
+            changed = patiently(lambda: _set_up(api, plan))
         else:
             changed = False
         published = publish_folder(
@@ -150,7 +151,7 @@ def missing_parts(run: str) -> list[str]:
         ValueError: there is no such run.
     """
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import EntryNotFoundError, RepositoryNotFoundError
+    from huggingface_hub.errors import RemoteEntryNotFoundError, RepositoryNotFoundError
 
     from hub_tools.foreign.downloads import fetch_file
 
@@ -160,7 +161,7 @@ def missing_parts(run: str) -> list[str]:
         # Format 1 has all settings side by side, format 2 has them in sections.
         dataset = (values["settings"]["data"] if "settings" in values else values)["dataset_repository"]
         check_repository("the run's dataset", dataset)
-    except (RepositoryNotFoundError, EntryNotFoundError) as error:
+    except (RepositoryNotFoundError, RemoteEntryNotFoundError) as error:
         raise ValueError(f"{run} is not a training run that you may read. {create}") from error
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{TRAINING_RUN_FILE} of {run} is damaged ({error}). {create}") from error

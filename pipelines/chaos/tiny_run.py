@@ -7,11 +7,11 @@ import json
 import sys
 from pathlib import Path
 
-from huggingface_hub import HfApi
 from transformers import AutoTokenizer
 
 from hub_tools.endpoint import prepare_hub_client
 from hub_tools.publishing.dataset_publishing import publish_dataset
+from hub_tools.publishing.folder_publishing import publish_folder
 from pipelines.chaos.tiny_material import write_tiny_material
 from pipelines.training.repository.creation import create_run_repository
 from pipelines.training.repository.organiser import found_organiser
@@ -25,8 +25,7 @@ def create_tiny_run(folder: Path, repository: str, settings: dict) -> None:
     layout = write_tiny_material(folder, NUM_RECORDS)
     dataset, codec = f"{repository}-codes", f"{repository}-codec"
     publish_dataset(folder / "dataset", dataset)
-    HfApi().create_repo(codec)
-    HfApi().upload_folder(repo_id=codec, folder_path=folder / "codec")
+    publish_folder(folder / "codec", codec)
     tokenizer = AutoTokenizer.from_pretrained(folder / "tokenizer", trust_remote_code=False)
     run = compose_run(
         run_id=settings.pop("run_id"),

@@ -25,6 +25,18 @@ def fail(kind: str) -> None:
         {}["key"]
     if kind == "cause":
         raise RuntimeError("while uploading") from ValueError("the reason")
+    if kind in ("disk", "tensors"):
+        import os, resource
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+    if kind == "disk":
+        open(os.environ["OUTPUT"], "wb").write(bytes(30_000))
+    if kind == "tensors":
+        import numpy as np
+        from safetensors.numpy import save_file
+        save_file({"a": np.zeros(10_000)}, os.environ["OUTPUT"])
+    if kind == "database":
+        import sqlite3
+        raise sqlite3.OperationalError("database or disk is full")
     if kind == "letters":
         print("caf\\u00e9 \\u2026 \\u732b")
         raise ValueError("seen \\u732b")
@@ -65,6 +77,20 @@ def run(kind, command="fail", **environment):
 def test_mistakes_of_people_give_one_line_and_exit_code_1(kind, line):
     done = run(kind)
     assert (done.returncode, done.stderr.strip(), done.stdout) == (1, line, "")
+
+
+@pytest.mark.parametrize(
+    ("kind", "line"),
+    [
+        ("disk", "program: File too large."),
+        ("tensors", "program: Error while serializing: I/O error: File too large (os error 27)."),
+        ("database", "program: database or disk is full."),
+    ],
+)
+def test_a_full_disk_is_named_whoever_writes(kind, line, tmp_path):
+    done = run(kind, OUTPUT=str(tmp_path / "out"))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.strip() == f"{line} Free some space, or choose a folder on another disk"
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,13 @@
-"""An HTTP proxy in front of the Hub that lets a number of requests through and holds the next one for ever."""
+"""An HTTP proxy in front of the Hub that lets a number of requests through and holds the next one for ever.
+
+It can also answer in the Hub's place. `Trouble` is such an answer, once or for ever.
+"""
 
 import asyncio
+import math
 import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import aiohttp
 import yarl
@@ -10,11 +16,37 @@ from aiohttp import web
 HOP_BY_HOP = {"transfer-encoding", "connection", "content-length", "content-encoding"}
 
 
-class StoppingProxy:
-    """Serves in a thread while the block lasts; `reached` is set when a request is held."""
+@dataclass
+class Trouble:
+    """What a request is answered instead of what the Hub says."""
 
-    def __init__(self, endpoint, requests):
-        self.reached, self.num_passed = threading.Event(), 0
+    status: int = 503
+    """0: the connection is cut."""
+
+    text: str = '{"error": "busy"}'
+    headers: dict[str, str] = field(default_factory=dict)
+    lands: bool = False
+    """Whether the Hub is asked all the same."""
+
+    path: str = "/commit/"
+    """In the paths of the requests that are answered so."""
+
+    times: float = 1
+    before: Callable[[], object] = lambda: None
+    """Called before the answer, in another thread."""
+
+    def holds_for(self, request) -> bool:
+        if self.path not in request.path or self.times <= 0:
+            return False
+        self.times -= 1
+        return True
+
+
+class StoppingProxy:
+    """Serves in a thread while the block lasts; `reached` is set when a request is held or has trouble."""
+
+    def __init__(self, endpoint, requests=math.inf, trouble=None):
+        self.reached, self.num_passed, self._trouble = threading.Event(), 0, trouble
         self._endpoint, self._left = endpoint, requests
         self._ready, self._loop = threading.Event(), asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._serve, daemon=True)
@@ -48,11 +80,26 @@ class StoppingProxy:
 
     async def _pass(self, request):
         body = await request.read()
+        if self._trouble is not None and self._trouble.holds_for(request):
+            return await self._answer(request, body, self._trouble)
         if self._left == 0:
             self.reached.set()
             await self._end.wait()
             raise web.HTTPServiceUnavailable
         self._left, self.num_passed = self._left - 1, self.num_passed + 1
+        return await self._forward(request, body)
+
+    async def _answer(self, request, body, trouble):
+        if trouble.lands:
+            await self._forward(request, body)
+        await asyncio.to_thread(trouble.before)
+        self.reached.set()
+        if not trouble.status:
+            request.transport.abort()
+        kind = "application/json" if trouble.text.startswith("{") else "text/html"
+        return web.Response(status=trouble.status or 500, text=trouble.text, content_type=kind, headers=trouble.headers)
+
+    async def _forward(self, request, body):
         # The Hub answers with addresses of the host that it was asked as, which is this proxy.
         headers = {name: value for name, value in request.headers.items() if name.lower() not in HOP_BY_HOP}
         url = f"{self._endpoint}{request.raw_path}"

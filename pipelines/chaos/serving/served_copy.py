@@ -6,17 +6,17 @@ Usage: python -m pipelines.chaos.serving.served_copy REPOSITORY COPY, with `HF_E
 import sys
 import tempfile
 
-from huggingface_hub import HfApi, snapshot_download
+from huggingface_hub import snapshot_download
 
 from hub_tools.endpoint import prepare_hub_client
+from hub_tools.publishing.folder_publishing import publish_folder
 
 
 def publish_copy(repository: str, copy: str) -> None:
     """Publish all files of one commit as another repository."""
     with tempfile.TemporaryDirectory(prefix="dalle-collab-served-") as folder:
         snapshot_download(repository, local_dir=folder)
-        HfApi().create_repo(copy)
-        HfApi().upload_folder(repo_id=copy, folder_path=folder, ignore_patterns=[".cache/*"])
+        publish_folder(folder, copy)
 
 
 if __name__ == "__main__":

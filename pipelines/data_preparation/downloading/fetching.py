@@ -21,7 +21,7 @@ from pipelines.data_preparation.downloading.politeness import (
     is_opted_out,
     is_reserved,
     reserved_paths,
-    seconds_to_wait,
+    seconds_to_rest,
 )
 from pipelines.data_preparation.sources.file_kinds import suffix_by_content, unsupported_format
 
@@ -164,7 +164,7 @@ class Fetcher:
         if response.status in (301, 302, 303, 307, 308):
             return _next_url(response.url, headers.get("Location"))
         if response.status in BUSY_STATUSES:
-            self.hosts.rest(host, seconds_to_wait(headers.get("Retry-After"), datetime.datetime.now(datetime.UTC)))
+            self.hosts.rest(host, seconds_to_rest(headers.get("Retry-After"), datetime.datetime.now(datetime.UTC)))
         if response.status != HTTPStatus.OK:
             is_temporary = response.status >= 500 or response.status in TEMPORARY_STATUSES
             return Failure(reason=f"http_{response.status}", is_temporary=is_temporary)

@@ -2,10 +2,11 @@
 
 import asyncio
 import datetime
-import email.utils
 import json
 from collections import defaultdict
 from collections.abc import Iterable
+
+from hub_tools.waiting.retry_after import seconds_to_wait
 
 RESERVING_DIRECTIVES = frozenset(("noai", "noimageai", "noindex", "noimageindex"))
 """Words of X-Robots-Tag after which a picture is left alone; img2dataset has the same."""
@@ -63,17 +64,10 @@ def _fits(path: str, location: str) -> bool:
     return not location.endswith("$") or place == len(path)
 
 
-def seconds_to_wait(retry_after: str | None, now: datetime.datetime) -> float:
-    """What a Retry-After header asks for, in seconds or as a date; a server that says nothing gets 10 seconds."""
-    try:
-        seconds = float(retry_after or 10)
-    except ValueError:
-        try:
-            date = email.utils.parsedate_to_datetime(retry_after or "")
-        except ValueError:
-            return 10.0
-        seconds = (date if date.tzinfo else date.replace(tzinfo=datetime.UTC)).timestamp() - now.timestamp()
-    return min(max(seconds, 0.0), LONGEST_WAIT_SECONDS) if seconds == seconds else 10.0
+def seconds_to_rest(retry_after: str | None, now: datetime.datetime) -> float:
+    """What a Retry-After header asks for; a server that says nothing gets 10 seconds."""
+    seconds = seconds_to_wait(retry_after, now)
+    return 10.0 if seconds is None else min(seconds, LONGEST_WAIT_SECONDS)
 
 
 class Hosts:

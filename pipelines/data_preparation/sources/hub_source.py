@@ -9,7 +9,7 @@ import datasets
 import huggingface_hub
 
 from hub_tools.foreign.dataset_opening import opening_dataset
-from hub_tools.hub_client import is_outage
+from hub_tools.hub_client import is_outage, is_refusal
 from pipelines.data_preparation.reading.reading_options import ReadingOptions
 from pipelines.data_preparation.sources.file_kinds import LARGEST_PICTURE_BYTES
 from pipelines.data_preparation.sources.picture_columns import find_image_column, sample_of_row
@@ -47,7 +47,7 @@ class HubSource:
         self.reading = reading
 
     def samples(self, begin: int = 0) -> Iterator[CaptionImage | SourceDamage]:
-        """All rows from `begin` on. An outage of the Hub is raised: the next run resumes."""
+        """All rows from `begin` on. An outage or a refusal of the Hub is raised: the next run resumes."""
         number = begin
         try:
             for row in self.rows.skip(begin) if begin else self.rows:
@@ -57,7 +57,7 @@ class HubSource:
                 yield sample_of_row(row, number, self.name, self.image_column, self.reading)
                 number += 1
         except (ValueError, TypeError, KeyError, OSError) as error:
-            if is_outage(error):
+            if is_outage(error) or is_refusal(error):
                 raise
             reason = f"damaged ({type(error).__name__}: {str(error)[:200]})"
             yield SourceDamage(source=self.name, reason=reason, num_samples_read=number)
@@ -114,6 +114,6 @@ def _download(path: str) -> bytes | None:
         with huggingface_hub.HfFileSystem().open(path) as file:
             return file.read(LARGEST_PICTURE_BYTES + 1)
     except OSError as error:
-        if is_outage(error):
+        if is_outage(error) or is_refusal(error):
             raise
         return None

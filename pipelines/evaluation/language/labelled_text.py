@@ -9,10 +9,11 @@ from typing import Any
 import datasets
 
 from hub_tools.foreign.dataset_opening import opening_dataset
+from hub_tools.waiting.outages import through_outages
 from pipelines.evaluation.language.entity_f1 import OUTSIDE, is_tag
 from pipelines.evaluation.language.labelled_source import TOKENS, LabelledSource
 from pipelines.training.run.training_run import stable_seed
-from pipelines.training.tasks.streaming import is_held_out, prepare_streaming, through_outages
+from pipelines.training.tasks.streaming import is_held_out, prepare_streaming
 
 MOST_RECORDS_READ = 20_000
 """Records of a split among which examples are chosen: datasets may be sorted by their labels."""

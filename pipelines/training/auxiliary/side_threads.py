@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator
 
 import httpx2
 
+from hub_tools.one_line_errors import explain_error
+from hub_tools.publishing.commits import HeadMovedError
 from pipelines.training.auxiliary.publishing.hub_publisher import HubPublisher, RunRolledBackError
-from pipelines.training.repository.commits import HeadMovedError
 from pipelines.training.repository.manifest import CheckpointRefusedError
 
 logger = logging.getLogger(__name__)
@@ -61,7 +62,8 @@ class PublishingThread:
             logger.info("%s Checking again.", error)
             return 0.1
         except (OSError, httpx2.HTTPError, CheckpointRefusedError) as error:  # the run continues while the Hub is down
-            logger.warning("Nothing could be published, next try in %.0f s: %s", self._retry_seconds, error)
+            said = explain_error(error)
+            logger.warning("Nothing could be published, next try in %.0f s: %s", self._retry_seconds, said)
         except Exception as error:
             self._failures += 1
             logger.exception("Publishing failed (%d of %d).", self._failures, MAX_FAILURES)

@@ -4,6 +4,8 @@ from pathlib import Path
 
 from huggingface_hub import CommitOperationAdd, HfApi
 
+from hub_tools.publishing.commits import commit_over, patiently
+from hub_tools.publishing.folder_publishing import open_repository
 from hub_tools.run_files import CARD_FILE, TRAINING_RUN_FILE
 from pipelines.training.run.task import Processor
 from pipelines.training.run.training_run import TrainingRun
@@ -19,7 +21,7 @@ def create_run_repository(
     Raises ValueError if the repository already contains a run.
     """
     api = HfApi()
-    if api.repo_exists(repository) and api.file_exists(repository, TRAINING_RUN_FILE):
+    if patiently(lambda: api.repo_exists(repository) and api.file_exists(repository, TRAINING_RUN_FILE)):
         raise ValueError(
             f"{repository} already contains a training run. Choose another name, or delete the repository: "
             f"hf repos delete {repository}"
@@ -27,13 +29,13 @@ def create_run_repository(
     processor.save_pretrained(folder)
     (folder / TRAINING_RUN_FILE).write_text(run.to_json(), encoding="utf-8")
     (folder / CARD_FILE).write_text(_card_before_training(repository, run, license), encoding="utf-8")
-    api.create_repo(repository, exist_ok=True)
+    head = open_repository(repository, "model")
     operations = [
         CommitOperationAdd(path_in_repo=str(path.relative_to(folder)), path_or_fileobj=str(path))
         for path in sorted(folder.rglob("*"))
         if path.is_file()
     ]
-    return api.create_commit(repository, operations, commit_message=f"Create training run {run.run_id}").commit_url
+    return commit_over(head, repository, operations, f"Create training run {run.run_id}").url
 
 
 def _card_before_training(repository: str, run: TrainingRun, license: str | None) -> str:

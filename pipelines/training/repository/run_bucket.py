@@ -22,6 +22,7 @@ import httpx2
 from huggingface_hub import BucketFile, HfApi
 from huggingface_hub.errors import BucketNotFoundError
 
+from hub_tools.one_line_errors import explain_error
 from hub_tools.run_files import MANIFEST_FILE, METRICS_FOLDER
 from pipelines.training.repository.key_list import KeyList
 from pipelines.training.repository.manifest import (
@@ -255,7 +256,8 @@ def _errors_named(bucket: str) -> Iterator[None]:
     except (BucketError, CheckpointRefusedError):
         raise
     except (OSError, httpx2.HTTPError, RuntimeError, ValueError, KeyError, TypeError) as error:
+        said = explain_error(error).rstrip(".")
         raise BucketError(
-            f"Bucket {bucket} cannot be used: {error} Check that it exists and that your token may write there: "
+            f"Bucket {bucket} cannot be used: {said}. Check that it exists and that your token may write there: "
             f"hf buckets info {bucket}"
         ) from error

@@ -346,7 +346,9 @@ def _cache_folder(stack: ExitStack, in_cache: bool) -> str | None:
 def _download(repository: str, name: str, revision: str | None, cache: str | None = None) -> Path | None:
     try:
         return fetch_file(repository, name, revision=revision, cache_dir=cache)
-    except LocalEntryNotFoundError as error:  # how the client reports a Hub that does not answer
+    except LocalEntryNotFoundError as error:  # how the client reports a Hub that does not answer, or refuses
+        if error.__cause__ is not None and not is_outage(error):
+            raise
         raise ConnectionError(
             f"The Hub at {current_endpoint()} does not answer, and {name} of {repository} is not in the cache. "
             "Check HF_ENDPOINT and the network, then try again."

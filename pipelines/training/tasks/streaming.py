@@ -2,30 +2,19 @@
 
 import hashlib
 import itertools
-import logging
-import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TypeVar
 
 import datasets
 
-from hub_tools.hub_client import is_outage
-from hub_tools.one_line_errors import explain_error
+from hub_tools.waiting.outages import SECONDS_BEFORE_NEXT_TRY, through_outages
 from pipelines.training.run.task import Batch
-
-logger = logging.getLogger(__name__)
-
-Read = TypeVar("Read")
 
 NUM_OPEN_SHARDS = 2
 """Shards read at the same time. `datasets` would open 10 and fetch them whole before the first record."""
 
 SECONDS_BETWEEN_PASSES = 0.1
 """Time for Arrow's reading threads to end after a pass."""
-
-SECONDS_BEFORE_NEXT_TRY = (5.0, 15.0, 60.0)
-"""`datasets` retries a failed read for some ten minutes. After that the stream retries for ever with these pauses."""
 
 
 def prepare_streaming() -> None:
@@ -40,25 +29,6 @@ def is_held_out(content: bytes, share: float) -> bool:
     """Tell from its content alone whether a record is held out: a duplicate is on the same side as the original."""
     digest = hashlib.blake2b(content, digest_size=8).digest()
     return int.from_bytes(digest, "big") < int(share * 2**64)
-
-
-def through_outages(
-    read: Callable[[], Read], pauses: Sequence[float] = SECONDS_BEFORE_NEXT_TRY, *, for_ever: bool = True
-) -> Read:
-    """Return what `read` returns; while the Hub is down, try again after a pause.
-
-    pauses: seconds; the last one is repeated, or, if it is not to go on for ever, followed by the last try.
-    """
-    for number in itertools.count():
-        try:
-            return read()
-        except Exception as error:
-            if not is_outage(error) or (number >= len(pauses) and not for_ever):
-                raise
-            pause = pauses[min(number, len(pauses) - 1)]
-            logger.warning("The dataset cannot be read (%s). Retrying in %.0f s.", explain_error(error), pause)
-            time.sleep(pause)
-    raise AssertionError("unreachable")
 
 
 def passes_through_outages(

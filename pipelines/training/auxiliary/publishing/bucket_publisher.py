@@ -12,6 +12,7 @@ from pathlib import Path
 import httpx2
 from huggingface_hub import HfApi
 
+from hub_tools.one_line_errors import explain_error
 from pipelines.training.auxiliary.publishing.publication_spool import PublicationSpool, SpooledCheckpoint
 from pipelines.training.metrics.run_metrics import MetricsMark, RunMetrics
 from pipelines.training.repository.key_list import KeyList
@@ -82,7 +83,8 @@ class BucketPublisher:
                 self._bucket.put_metrics(self._metrics.write())
                 self._published_mark, self._next_metrics = mark, time.monotonic() + self._interval_seconds
         except (OSError, httpx2.HTTPError, ValueError) as error:
-            logger.warning("Nothing could be put into the bucket, next try in %.0f s: %s", self._retry_seconds, error)
+            said = explain_error(error)
+            logger.warning("Nothing could be put into the bucket, next try in %.0f s: %s", self._retry_seconds, said)
             self._next_try = time.monotonic() + self._retry_seconds
 
     def _publish(self, entry: SpooledCheckpoint, manifest: CheckpointManifest, keys: KeyList) -> None:

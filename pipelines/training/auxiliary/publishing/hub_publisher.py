@@ -16,6 +16,8 @@ import httpx2
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 from huggingface_hub.errors import HfHubHTTPError
 
+from hub_tools.one_line_errors import explain_error
+from hub_tools.publishing.commits import HeadMovedError, commit_on
 from hub_tools.run_files import MANIFEST_FILE, RESULTS_FILE
 from pipelines.swarm_time import SWARM_TIME
 from pipelines.training.auxiliary.publishing.bucket_publisher import BucketPublisher
@@ -24,7 +26,6 @@ from pipelines.training.auxiliary.publishing.publication_spool import Publicatio
 from pipelines.training.auxiliary.publishing.shown_files import Additions, ShownFiles, outdated
 from pipelines.training.metrics.run_metrics import MetricsMark, RunMetrics
 from pipelines.training.repository.announcements import announce_auxiliary, announced_entries
-from pipelines.training.repository.commits import HeadMovedError, commit_on
 from pipelines.training.repository.epoch_tags import drop_old_optimizer_states, tag_epoch
 from pipelines.training.repository.key_list import PUBLISHER, KeyList, TrustedKeys
 from pipelines.training.repository.manifest import CheckpointManifest, CheckpointRefusedError
@@ -176,7 +177,7 @@ class HubPublisher:
             except HeadMovedError:
                 continue
             except (OSError, httpx2.HTTPError, CheckpointRefusedError, RunRolledBackError) as error:
-                logger.warning("What waits for the Hub stays in the spool: %s", error)
+                logger.warning("What waits for the Hub stays in the spool: %s", explain_error(error))
                 return
 
     def _take_note(self, head: RunSnapshot) -> None:
@@ -262,7 +263,9 @@ class HubPublisher:
             ]
             operations += [CommitOperationDelete(path_in_repo=name) for name in outdated(head.file_names, every)]
             try:
-                commit = commit_on(head, operations, message)
+                commit = commit_on(
+                    head.commit, self.repository, operations, message, limit_seconds=LONGEST_WAIT_SECONDS
+                ).oid
             except HfHubHTTPError as error:
                 self._doubt_results(error, every)
                 raise
@@ -273,7 +276,9 @@ class HubPublisher:
     def _doubt_results(self, error: HfHubHTTPError, additions: Additions) -> None:
         status = None if error.response is None else error.response.status_code
         if may_be_because_of_results(status, additions):
-            logger.warning("The Hub refuses a commit with %s: trying again without it. %s", RESULTS_FILE, error)
+            logger.warning(
+                "The Hub refuses a commit with %s: trying again without it. %s", RESULTS_FILE, explain_error(error)
+            )
             self._may_add_results = False
 
     def _manifest(self, head: RunSnapshot, entry: SpooledCheckpoint) -> CheckpointManifest:
@@ -300,7 +305,9 @@ class HubPublisher:
             tag_epoch(api, self.repository, entry.epoch, commit)
             drop_old_optimizer_states(api, self.repository, entry.files, self.run.keep_optimizer_states)
         except (OSError, httpx2.HTTPError) as error:
-            logger.warning("Epoch %d is published, but not tagged and cleaned up yet: %s", entry.epoch, error)
+            logger.warning(
+                "Epoch %d is published, but not tagged and cleaned up yet: %s", entry.epoch, explain_error(error)
+            )
 
     def _count_commit(self) -> None:
         self._budget.count(time.time())

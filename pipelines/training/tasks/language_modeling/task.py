@@ -15,6 +15,7 @@ import torch
 from PIL.Image import Image
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from hub_tools.waiting.outages import through_outages
 from pipelines.image_codes.shard_blocks import ShardBlocks
 from pipelines.memory_estimate.settings import MemoryEstimate, MemorySettings
 from pipelines.training.card.run_card import run_card
@@ -45,7 +46,7 @@ from pipelines.training.tasks.language_modeling.samples import (
 from pipelines.training.tasks.language_modeling.settings import FILL_MASK, LanguageSettings
 from pipelines.training.tasks.language_modeling.text_stream import stream_text
 from pipelines.training.tasks.language_modeling.tokenizer import check_tokenizer_fits, read_tokenizer
-from pipelines.training.tasks.streaming import check_pass, passes_through_outages, through_outages
+from pipelines.training.tasks.streaming import check_pass, passes_through_outages
 
 EVALUATION_BATCH_SIZE = 8
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import pyarrow as pa
 from transformers import PreTrainedTokenizerBase
 
+from hub_tools.waiting.outages import through_outages
 from pipelines.image_codes.shard_blocks import ShardBlocks
 from pipelines.training.run.span_source import PassAfterPass, SpanSource
 from pipelines.training.run.spans import Span, merged_spans, record_order
@@ -21,7 +22,6 @@ from pipelines.training.run.training_run import TrainingRun, stable_seed
 from pipelines.training.tasks.language_modeling.documents import is_training_document, texts_in
 from pipelines.training.tasks.language_modeling.samples import Sample, masked_samples, packed_with_names, to_batch
 from pipelines.training.tasks.language_modeling.settings import FILL_MASK, LanguageSettings
-from pipelines.training.tasks.streaming import through_outages
 
 NUM_OPEN_SPANS = 4
 MOST_SKIPPED = 2**20

@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import torch
 from huggingface_hub import HfFileSystem
 
+from hub_tools.waiting.outages import through_outages
 from modeling_dalle_collab import DalleCollabProcessor
 from pipelines.image_codes.dataset_shards import dataset_on_hub
 from pipelines.image_codes.image_code_record import ImageCodeLayout, captions_and_codes, layout_from_metadata
@@ -17,7 +18,7 @@ from pipelines.image_codes.shard_blocks import ShardBlocks
 from pipelines.training.run.span_source import PassAfterPass, SpanSource
 from pipelines.training.run.spans import Span, record_order
 from pipelines.training.run.task import Batch, BatchSize, NamedBatch, size_of_next
-from pipelines.training.tasks.streaming import check_pass, is_held_out, through_outages
+from pipelines.training.tasks.streaming import check_pass, is_held_out
 
 EVALUATION_SPLITS = ("validation", "test")
 NUM_OPEN_SPANS = 4

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from PIL.Image import Image
 
+from hub_tools.waiting.outages import through_outages
 from modeling_dalle_collab import DalleCollabConfig, DalleCollabForConditionalGeneration, DalleCollabProcessor
 from pipelines.image_codes.codec_code import copy_codec_code
 from pipelines.image_codes.image_code_record import ImageCodeLayout
@@ -21,7 +22,6 @@ from pipelines.training.run.span_source import SpanSource, WholeDataset
 from pipelines.training.run.spans import Span
 from pipelines.training.run.task import Batch, BatchSize, CheckpointFacts, NamedBatch, num_samples, size_of_next
 from pipelines.training.run.training_run import TrainingRun, stable_seed
-from pipelines.training.tasks.streaming import through_outages
 from pipelines.training.tasks.text_to_image.held_out_evaluation import held_out_batches
 from pipelines.training.tasks.text_to_image.image_code_stream import (
     check_size,

@@ -23,7 +23,7 @@ from pipelines.data_preparation.downloading.politeness import (
     is_opted_out,
     is_reserved,
     reserved_paths,
-    seconds_to_wait,
+    seconds_to_rest,
 )
 from pipelines.data_preparation.sources.finding import find_sources
 
@@ -300,4 +300,4 @@ def test_authors_who_opt_out_are_understood(tags, reservations, is_reserved):
     ],
 )
 def test_servers_are_given_the_time_they_ask_for_within_reason(header, seconds):
-    assert seconds_to_wait(header, datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)) == seconds
+    assert seconds_to_rest(header, datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)) == seconds

@@ -4,7 +4,8 @@ import time
 
 import pytest
 
-from pipelines.training.tasks.streaming import is_held_out, passes_through_outages, through_outages
+from hub_tools.waiting.outages import through_outages
+from pipelines.training.tasks.streaming import is_held_out, passes_through_outages
 
 
 def test_a_pass_that_the_hubs_absence_ends_is_followed_by_the_next(caplog):
