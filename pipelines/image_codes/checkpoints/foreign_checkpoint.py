@@ -18,7 +18,7 @@ SAFETENSORS_SUFFIX = ".safetensors"
 MOST_LEVELS = 4
 """Dictionaries in each other that are searched for weights."""
 
-MOVING_AVERAGE = re.compile(r"(?<![a-z])(ema|averaged?|swa)(?![a-z])", re.I)
+MOVING_AVERAGE = re.compile(r"(?<![a-z])(ema|averaged?|swa|shadow)(?![a-z])", re.I)
 FLAT_AVERAGE = "model_ema."
 """Where latent-diffusion keeps a moving average: after this, the names without their dots."""
 

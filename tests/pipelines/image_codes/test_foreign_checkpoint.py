@@ -101,7 +101,7 @@ def test_two_models_of_one_kind_are_not_mixed_up(codec, read):
 
 
 def test_names_that_only_look_like_an_average_are_none():
-    content = {"schema": {MARK: torch.zeros(1)}, "ema": {MARK: torch.ones(1)}}
+    content = {"schema": {MARK: torch.zeros(1)}, "ema": {"shadow": {MARK: torch.ones(1)}}}
     assert weights_with(content, MARK, "x")[MARK] == 1
     assert weights_with({"cinema": {MARK: torch.zeros(1)}}, MARK, "x")[MARK] == 0
 
