@@ -118,7 +118,7 @@ def test_commands_that_keep_nothing_end_with_1_and_one_line(run, pictures, codec
         text.write_text("x")
     done = run("prepare", pictures, "--codec", codec, "--output", tmp_path / "data")
     assert done.returncode == 1 and "short caption" in done.stdout
-    assert "Nothing of 40 samples was kept" in done.stderr and len(done.stderr.strip().splitlines()) == 1
+    assert "Nothing of 41 samples was kept" in done.stderr and len(done.stderr.strip().splitlines()) == 1
     done = run("deduplicate", pictures, "--output", tmp_path / "found", "--workers", 1)
     assert done.returncode == 1 and "short caption" in done.stdout
     assert "nothing to compare" in done.stderr and len(done.stderr.strip().splitlines()) == 1
