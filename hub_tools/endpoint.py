@@ -5,6 +5,8 @@ import os
 import sys
 from urllib.parse import urlsplit
 
+from .printing.printable import open_closed_streams
+
 PUBLIC_ENDPOINT = "https://huggingface.co"
 PUBLIC_HOSTS = frozenset({"huggingface.co", "www.huggingface.co", "hf.co", "hub-ci.huggingface.co"})
 PRIVATE_HUB_SETTINGS = {
@@ -32,8 +34,9 @@ def is_public_hub(endpoint: str) -> bool:
 def prepare_hub_client() -> None:
     """Set up this process's and its children's Hub clients for the Hub that HF_ENDPOINT names, and for forking.
 
-    Call it first thing in `main`; it also works after the clients were imported.
+    Call it first thing in `main`; it also works after the clients were imported. Closed standard streams are opened.
     """
+    open_closed_streams()
     if not is_public_hub(current_endpoint()):
         for name, value in PRIVATE_HUB_SETTINGS.items():
             os.environ.setdefault(name, value)

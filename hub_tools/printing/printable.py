@@ -2,10 +2,12 @@
 
 import contextlib
 import json
+import os
 import re
 import sys
 import unicodedata
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, TextIO
 
 UNKNOWN = "\ufffd"
@@ -122,3 +124,15 @@ def printable_output(*, keeps_lines: bool = False) -> Iterator[None]:
         yield
     finally:
         sys.stdout, sys.stderr = before
+
+
+def open_closed_streams() -> None:
+    """Let standard streams that are closed (`2>&-`, cron, daemons) lead nowhere, also those of children.
+
+    Else the next file that is opened gets their number, and what a library prints is written into it.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            stream = Path(os.devnull).open(mode, encoding="utf-8")  # noqa: SIM115
+            os.set_inheritable(stream.fileno(), True)
+            setattr(sys, name, stream)

@@ -105,4 +105,6 @@ def _check_folder(folder: Path, repo_type: str) -> str | None:
         raise ValueError(f"{folder} is not a folder. Give the folder with the files to publish")
     if not any(path.is_file() for path in folder.rglob("*")):
         raise ValueError(f"{folder} has no files. Give the folder with the files to publish")
+    if linked := next((path for path in folder.rglob("*") if path.is_symlink() and path.is_dir()), None):
+        raise ValueError(f"{linked} is a link to a folder, and would be left out. Publish a copy: cp -rL {folder} COPY")
     return space_sdk(folder / README_NAME) if repo_type == "space" else None

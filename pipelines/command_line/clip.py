@@ -156,7 +156,7 @@ def _print_report(report: "ClipTrainingReport", output: Path, dropped: Counter[s
 
     table: Any = Table(title="CLIP", show_header=False)
     table.add_row("folder", str(output))
-    table.add_row("pictures", f"{report.num_pictures:,}")
+    table.add_row("pictures", f"{report.num_pictures:,}, and {round(1 / report.chance):,} held out")
     table.add_row("steps", f"{report.num_steps:,}" + (" (stopped by Ctrl-C)" if report.was_interrupted else ""))
     table.add_row("loss", f"{report.losses[0]:.3f} -> {report.losses[-1]:.3f} nats")
     table.add_row("held-out pictures found by their captions", f"{report.retrieval_accuracy:.1%}")

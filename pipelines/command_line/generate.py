@@ -283,7 +283,7 @@ def _read_prompts(file: Path | None) -> list[str]:
     if file is None:
         return []
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        lines = file.read_text(encoding="utf-8-sig").splitlines()
     except UnicodeDecodeError as error:
         raise ValueError(f"{file} is not UTF-8 text ({error.reason}). Expected one prompt per line.") from error
     prompts = [line.strip() for line in lines if line.strip()]

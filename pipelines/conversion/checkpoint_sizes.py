@@ -1,11 +1,10 @@
-"""The configuration of a dalle-pytorch checkpoint: read from its tensors where possible, otherwise given.
+"""The configuration of a dalle-pytorch checkpoint: from its tensors, its hyperparameters, or otherwise given.
 
 The rotary table shows most: its first channel counts the text tokens and is 8192 for every image code, its rows after
 the text are the grid, and its width leaves few possible head sizes.
 """
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -14,28 +13,9 @@ from modeling_dalle_collab import DalleCollabConfig
 from modeling_dalle_collab.attention_dalle_collab import rotary_angles
 from pipelines.conversion.dalle_pytorch_checkpoint import DallePytorchCheckpoint, is_same
 from pipelines.conversion.dalle_pytorch_names import BRANCHES, HEAD, ROTARY_TABLE
+from pipelines.conversion.unseen_settings import UnseenSettings, with_notes
 
 TEXT_PLACE_OF_IMAGE_CODES = 8192
-
-
-@dataclass(frozen=True, kw_only=True)
-class UnseenSettings:
-    """What tensors do not show; the defaults are the original run's. A wrong value gives noise, not an error."""
-
-    codebook_size: int = DalleCollabConfig.codebook_size
-    """Number of image codes."""
-    attention_pattern: tuple[str, ...] = tuple(DalleCollabConfig.attention_pattern)
-    """Kinds of attention that all layers but the last cycle through."""
-    final_attention: str = DalleCollabConfig.final_attention
-    """Kind of attention of the last layer."""
-    conv_kernel_size: int = DalleCollabConfig.conv_kernel_size
-    """Side of the window of convolutional attention."""
-    conv_window: str = DalleCollabConfig.conv_window
-    """`centred` up to dalle-pytorch 1.4.2 and in the original run, `corner` from 1.5.0 on."""
-    head_dim: int | None = None
-    """Channels of one attention head; needed only if several sizes fit the tensors."""
-    pad_token_id: int = DalleCollabConfig.pad_token_id
-    """Token id that captions were padded with."""
 
 
 def infer_config(checkpoint: DallePytorchCheckpoint, unseen: UnseenSettings) -> DalleCollabConfig:
@@ -43,6 +23,7 @@ def infer_config(checkpoint: DallePytorchCheckpoint, unseen: UnseenSettings) -> 
     table = _rotary_rows(checkpoint.tensors[ROTARY_TABLE])
     text_sequence_length, image_grid_size = _lengths(table)
     vocab_size, hidden_size = _matrix_shape(checkpoint, f"{HEAD}.weight")
+    unseen = with_notes(unseen, checkpoint.notes, checkpoint.num_layers, vocab_size - text_sequence_length)
     num_text_ids = vocab_size - unseen.codebook_size
     if num_text_ids <= text_sequence_length:
         raise ValueError(

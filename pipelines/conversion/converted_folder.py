@@ -40,7 +40,7 @@ class Conversion:
 def require_paths(checkpoint: Path, output: Path) -> None:
     """Raise ValueError unless the checkpoint is a file and the output folder is new or empty."""
     if not checkpoint.is_file():
-        raise ValueError(f"There is no file {checkpoint}, expected a checkpoint: .pt, .pth or .safetensors.")
+        raise ValueError(f"There is no file {checkpoint}, expected a checkpoint: .pt, .ckpt, .safetensors or the like.")
     if output.exists() and not (output.is_dir() and not any(output.iterdir())):
         raise ValueError(f"{output} already exists, expected a new or an empty folder. Give another --output.")
 
@@ -175,7 +175,8 @@ Image codes become pictures with the codec that the model was trained with, whic
 ## Limits
 
 - The tensors do not show the number of image codes, the kinds of attention, the window and the padding id. They were
-  given to the converter, or are those of the original run. If one is wrong, the model draws noise.
+  in the checkpoint's `hparams`, given to the converter, or are those of the original run. If one is wrong, the model
+  draws noise.
 - The model knows what its training data shows and no more; it repeats the data's biases.
 {_left_out(conversion.num_codec_tensors)}"""
 

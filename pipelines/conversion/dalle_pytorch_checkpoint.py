@@ -1,16 +1,11 @@
-"""Reads a state dict of dalle-pytorch, checks all of it, and names its tensors as ours.
+"""Reads a checkpoint of dalle-pytorch, checks all of its tensors, and names them as ours. No code in a file is run."""
 
-No code in a file is run: `.pt` goes through torch's restricted reader, `.safetensors` contains only tensors.
-"""
-
-import pickle
-import warnings
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from modeling_dalle_collab import DalleCollabConfig, DalleCollabForConditionalGeneration
@@ -23,10 +18,8 @@ from pipelines.conversion.dalle_pytorch_names import (
     count_layers,
     find_layout,
 )
+from pipelines.image_codes.checkpoints.foreign_checkpoint import names_of, read_checkpoint, weights_with
 
-PICKLE_SUFFIXES = (".pt", ".pth")
-SAFETENSORS_SUFFIX = ".safetensors"
-MODEL_PREFIX = "model."
 CODEC_PREFIX = "vae."
 
 
@@ -42,83 +35,29 @@ class DallePytorchCheckpoint:
     """Number of layers."""
     num_codec_tensors: int = 0
     """Tensors of the codec (`vae.*`) that were left out."""
+    notes: Mapping[str, Any] = field(default_factory=dict)
+    """What train_dalle.py writes beside the weights: `hparams`, `vae_params`, `version`, ... of any type."""
 
     @classmethod
-    def from_tensors(cls, tensors: dict[str, Tensor]) -> "DallePytorchCheckpoint":
-        """Check the names of a state dict. Raises ValueError for a model that ours cannot express, and says why."""
-        if all(name.startswith(MODEL_PREFIX) for name in tensors):
-            tensors = {name.removeprefix(MODEL_PREFIX): tensor for name, tensor in tensors.items()}
+    def from_tensors(cls, tensors: Mapping[str, Any], origin: str = "The checkpoint") -> "DallePytorchCheckpoint":
+        """Check the names of a state dict, maybe within what another tool wrote around it.
+
+        Raises ValueError for a model that ours cannot express, and says why.
+        """
+        notes = {name: value for name, value in tensors.items() if not isinstance(value, Tensor)}
+        tensors = weights_with(tensors, f"{HEAD}.weight", origin) or dict.fromkeys(names_of(tensors))
         own = {name: tensor for name, tensor in tensors.items() if not name.startswith(CODEC_PREFIX)}
         layout, num_layers = find_layout(own), count_layers(own)
         check_names(own, num_layers, layout)
         _check_tied(own)
         own = {name: tensor for name, tensor in own.items() if name not in TIED_VIEWS}
         num_codec_tensors = sum(name.startswith(CODEC_PREFIX) for name in tensors)
-        return cls(tensors=own, layout=layout, num_layers=num_layers, num_codec_tensors=num_codec_tensors)
+        return cls(tensors=own, layout=layout, num_layers=num_layers, num_codec_tensors=num_codec_tensors, notes=notes)
 
     @classmethod
     def read(cls, path: Path) -> "DallePytorchCheckpoint":
-        """Read a `.pt`, `.pth` or `.safetensors` file. Raises ValueError if it is not such a checkpoint."""
-        return cls.from_tensors(read_tensors(path))
-
-
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Return the tensors of a file by name, on the CPU, without running code. Raises ValueError for other files."""
-    if path.suffix == SAFETENSORS_SUFFIX:
-        return _read_safetensors(path)
-    if path.suffix not in PICKLE_SUFFIXES:
-        raise ValueError(
-            f"{path.name} ends in {path.suffix or 'nothing'}, expected .pt, .pth or .safetensors. Rename it if it is "
-            "a state dict."
-        )
-    return _tensors_by_name(_read_pickle(path), path)
-
-
-def _read_pickle(path: Path) -> Any:
-    try:
-        with warnings.catch_warnings():
-            # Warnings about pickles not written by torch; they are refused below.
-            warnings.simplefilter("ignore")
-            return torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise ValueError(
-            f"{path.name} contains more than tensors ({_reason(error)}), and reading that could run foreign code; "
-            "expected a state dict. If you trust the file, save only its tensors: "
-            "torch.save({name: tensor for name, tensor in state_dict.items()}, 'dalle.pt')"
-        ) from error
-    except (RuntimeError, ValueError, EOFError, LookupError, TypeError, AttributeError, AssertionError) as error:
-        raise ValueError(
-            f"{path.name} is not a complete torch file ({_reason(error)}); expected a state dict. Download it again."
-        ) from error
-
-
-def _reason(error: Exception) -> str:
-    # torch's own text begins with advice to disable the safety check; the reason is the underlying error.
-    cause = error.__context__ if isinstance(error.__context__, pickle.UnpicklingError) else error
-    return str(cause).partition("\n")[0].partition(". ")[0] or type(cause).__name__
-
-
-def _read_safetensors(path: Path) -> dict[str, Tensor]:
-    try:
-        with safe_open(path, framework="pt", device="cpu") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            # safetensors' `save_model` writes a shared tensor once and keeps its other names as metadata.
-            others = {name: kept for name, kept in (file.metadata() or {}).items() if kept in tensors}
-    except SafetensorError as error:
-        raise ValueError(f"{path.name} is not a complete safetensors file ({error}). Download it again.") from error
-    return tensors | {name: tensors[kept] for name, kept in others.items()}
-
-
-def _tensors_by_name(content: Any, path: Path) -> dict[str, Tensor]:
-    if not isinstance(content, dict):
-        raise ValueError(f"{path.name} contains a {type(content).__name__}, expected a state dict: tensors by name.")
-    for name, value in content.items():
-        if not isinstance(value, Tensor):
-            raise ValueError(
-                f"{path.name} contains a {type(value).__name__} under {name!r}, expected a tensor, as in a state dict. "
-                "Save only the state dict: torch.save(dalle.state_dict(), 'dalle.pt')"
-            )
-    return dict(content)
+        """Read a pickled or safetensors file. Raises ValueError if it is not such a checkpoint."""
+        return cls.from_tensors(read_checkpoint(path), path.name)
 
 
 def _check_tied(tensors: dict[str, Tensor]) -> None:

@@ -1,6 +1,5 @@
 """Samples to image codes: filtered and decoded by processes, encoded in sub-batches, in the order of the samples."""
 
-import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -9,11 +8,18 @@ from typing import Any
 import numpy as np
 
 from pipelines.data_preparation.device_encoding import Encoders
-from pipelines.data_preparation.filtering import DropReason, FilterPolicy, FilterReport, is_labelled, report_of_drop
+from pipelines.data_preparation.filtering import (
+    DropReason,
+    FilterPolicy,
+    FilterReport,
+    is_labelled,
+    report_of_drop,
+    sum_reports,
+)
 from pipelines.data_preparation.pictures.decoding import square_picture
 from pipelines.data_preparation.pictures.decoding_pool import DecodingPool
 from pipelines.data_preparation.pictures.picture_options import PictureOptions
-from pipelines.data_preparation.sources.sample import CaptionImage, SourceDamage
+from pipelines.data_preparation.sources.sample import CaptionImage
 
 SCALARS = ("key", "width", "height", "NSFW", "similarity")
 
@@ -70,16 +76,6 @@ def encode_samples(
         scalars={name: tuple(values) for name, values in collected.scalars.items()},
         report=sum_reports([*collected.drops, collected.report_of_kept()]),
     )
-
-
-def sum_reports(reports: Iterable[FilterReport]) -> FilterReport:
-    """One report over all."""
-    return functools.reduce(lambda left, right: left + right, reports, FilterReport())
-
-
-def damage_report(damage: SourceDamage) -> FilterReport:
-    """A damaged source as a report."""
-    return FilterReport(damaged_sources=(str(damage),))
 
 
 class _Collected:

@@ -1,7 +1,8 @@
 """Which samples are kept, and why the others are dropped. Pure."""
 
+import functools
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Self
@@ -18,7 +19,7 @@ from pipelines.data_preparation.reading.labels import SAFE
 from pipelines.data_preparation.reading.reading_options import ReadingOptions
 
 if TYPE_CHECKING:
-    from pipelines.data_preparation.sources.sample import CaptionImage
+    from pipelines.data_preparation.sources.sample import CaptionImage, SourceDamage
 
 MOST_NAMES = 200
 """Names of samples and sources in a report; more are counted."""
@@ -169,6 +170,16 @@ def report_of_drop(sample: "CaptionImage", reason: DropReason) -> FilterReport:
     return FilterReport(
         dropped={reason.value: 1}, details={f"{reason.value}: {detail}": 1} if detail else {}, unreadable=names
     )
+
+
+def sum_reports(reports: Iterable[FilterReport]) -> FilterReport:
+    """One report over all."""
+    return functools.reduce(lambda left, right: left + right, reports, FilterReport())
+
+
+def damage_report(damage: "SourceDamage") -> FilterReport:
+    """A damaged source as a report."""
+    return FilterReport(damaged_sources=(str(damage),))
 
 
 def is_labelled(sample: "CaptionImage") -> bool:

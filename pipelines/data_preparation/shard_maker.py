@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Self
 
 from hub_tools.atomic_files import file_digest
 from pipelines.data_preparation.device_encoding import Encoders
-from pipelines.data_preparation.encoding import EncodedSamples, damage_report, encode_samples, sum_reports
+from pipelines.data_preparation.encoding import EncodedSamples, encode_samples
+from pipelines.data_preparation.filtering import damage_report, sum_reports
 from pipelines.data_preparation.pictures.decoding_pool import DecodingPool
 from pipelines.data_preparation.pictures.dropped_pictures import DroppedPictures
 from pipelines.data_preparation.pictures.picture_options import DecodingSettings

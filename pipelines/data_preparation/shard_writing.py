@@ -10,8 +10,7 @@ from typing import Any
 
 from hub_tools.checks import check_choice, check_counts
 from pipelines.data_preparation.device_encoding import PRECISIONS, sub_batch_size
-from pipelines.data_preparation.encoding import sum_reports
-from pipelines.data_preparation.filtering import FilterPolicy, FilterReport
+from pipelines.data_preparation.filtering import FilterPolicy, FilterReport, sum_reports
 from pipelines.data_preparation.pictures.dropped_pictures import FOLDER_NAME, keep_first_dropped
 from pipelines.data_preparation.pictures.picture_options import PictureOptions
 from pipelines.data_preparation.preparation_manifest import (

@@ -100,12 +100,28 @@ def test_a_list_of_addresses_is_downloaded_and_prepared(run, codec, tmp_path):
     rows = [{"URL": f"https://127.0.0.1:1/{number}.jpg", "TEXT": "a cat"} for number in range(3)]
     (tmp_path / "list.jsonl").write_text("\n".join(map(json.dumps, rows)))
     done = run("download", tmp_path / "list.jsonl", "--output", tmp_path / "tars")
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 1 and len(done.stderr.strip().splitlines()) == 1
+    assert "No picture of" in done.stderr and "_failures.jsonl has the reason" in done.stderr
     assert "private address" in done.stdout and "0 pictures of 3 rows" in done.stdout
+    (tmp_path / "none.csv").write_text("bild,text\nx,a cat\n")
+    none = run("download", tmp_path / "none.csv", "--output", tmp_path / "none")
+    assert none.returncode == 1 and "none.csv: no column of addresses; its columns are bild, text" in none.stderr
+    assert "it has no row" in none.stderr.splitlines()[-1]
     again = run("download", tmp_path / "list.jsonl", "--output", tmp_path / "tars", "--part-size", 2)
     assert again.returncode == 1 and "was begun with another part_size" in again.stderr
     prepared = run("prepare", tmp_path / "list.jsonl", "--codec", codec, "--output", tmp_path / "data")
     assert prepared.returncode == 1 and "dalle-collab data download" in prepared.stderr
+
+
+def test_commands_that_keep_nothing_end_with_1_and_one_line(run, pictures, codec, tmp_path):
+    for text in pictures.glob("*.txt"):
+        text.write_text("x")
+    done = run("prepare", pictures, "--codec", codec, "--output", tmp_path / "data")
+    assert done.returncode == 1 and "short caption" in done.stdout
+    assert "Nothing of 41 samples was kept" in done.stderr and len(done.stderr.strip().splitlines()) == 1
+    done = run("deduplicate", pictures, "--output", tmp_path / "found", "--workers", 1)
+    assert done.returncode == 1 and "short caption" in done.stdout
+    assert "nothing to compare" in done.stderr and len(done.stderr.strip().splitlines()) == 1
 
 
 def test_duplicates_are_listed_and_left_out(run, pictures, codec, tmp_path):

@@ -1,8 +1,10 @@
 """What a person reads when something goes wrong on the command line."""
 
+import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -56,6 +58,19 @@ run_command_line(app, "program")
 """
 
 
+CLOSED = """
+import os, subprocess, sys
+from hub_tools.endpoint import prepare_hub_client
+
+prepare_hub_client()
+with open("file", "w") as file:
+    file.write("kept")
+    print("out"), print("err", file=sys.stderr)
+    child = "import os; os.read(0, 1); os.write(1, b'out'); os.write(2, b'err')"
+    subprocess.run([sys.executable, "-c", child], check=True)
+"""
+
+
 def run(kind, command="fail", **environment):
     return subprocess.run(
         [sys.executable, "-c", APP, command, *([kind] if kind else [])],
@@ -104,6 +119,28 @@ def test_letters_that_a_terminal_lacks_end_no_command(encoding, printed, line):
     )  # fmt: skip
     assert (done.returncode, done.stdout.decode(encoding).strip()) == (1, printed)
     assert done.stderr.decode(encoding).strip() == line
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_standard_streams_end_no_command_and_nothing_is_written_into_files(tmp_path, closed):
+    """As cron and daemons start programs: the number of a closed stream would go to the next file that is opened."""
+    program = tmp_path / "program.py"
+    program.write_text(CLOSED)
+    done = subprocess.run(
+        ["sh", "-c", f'exec "$0" program.py {closed}', sys.executable], cwd=tmp_path, timeout=60, check=False,
+        capture_output=True, text=True, env={"PATH": "/usr/bin:/bin", "PYTHONPATH": os.pathsep.join(sys.path)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "file").read_text() == "kept"
+
+
+@pytest.mark.parametrize("script", ["dalle-collab", "hub-tools"])
+def test_the_installed_scripts_run_without_a_standard_error(script):
+    path = Path(sys.executable).with_name(script)
+    done = subprocess.run(
+        ["sh", "-c", '"$0" --help 2>&-', path], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0 and "Usage" in done.stdout
 
 
 def test_what_libraries_warn_programmers_of_is_shown_on_demand():

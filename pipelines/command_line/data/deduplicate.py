@@ -7,6 +7,7 @@ import typer
 
 from hub_tools.printing.consoles import open_progress
 from pipelines.command_line.data.filter_options import Places, with_filter_options
+from pipelines.command_line.data.outcome_table import print_outcomes
 
 if TYPE_CHECKING:
     from pipelines.data_preparation.filtering import FilterPolicy
@@ -47,7 +48,12 @@ def deduplicate(
             num_workers=workers or num_cores(),
             on_source=lambda done: bar.update(task, completed=done),
         )
+    print_outcomes("compared", report.filtered.kept, report.filtered.dropped)
+    for damage in report.filtered.damaged_sources:
+        typer.echo(f"Damaged: {damage}", err=True)
     typer.echo(
         f"{output / LIST_NAME}: {report.num_exact} exact and {report.num_near} near duplicates among "
         f"{report.num_compared} pictures"
     )
+    if not report.num_compared:
+        raise ValueError("There was nothing to compare: no sample was kept, for the reasons above. Mend the sources.")

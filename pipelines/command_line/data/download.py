@@ -71,3 +71,8 @@ def download(
     for damage in report.damaged_lists:
         typer.echo(f"Damaged: {damage}", err=True)
     typer.echo(f"{output}: {counted(report.num_downloaded, 'picture')} of {counted(report.num_rows, 'row')}")
+    if not report.num_downloaded:
+        seen = f"{output}/NNNNN_failures.jsonl has the reason for each row" if report.num_rows else "it has no row"
+        raise ValueError(
+            f"No picture of {addresses} was downloaded: {seen}. Mend the list, or try again with another --output."
+        )

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 MOST_NAMES_SHOWN = 10
 ADVICE = {
     "several_lines": "--caption-lines first keeps their first line, --caption-lines join all lines",
-    "missing_caption": "--caption-column NAME says in which column or JSON field captions are",
+    "missing_caption": "--caption-column NAME says in which column or JSON field captions are; a table of captions, "
+    "such as COCO's captions_*.json, is read in the folder that you name or below it",
     "unsupported_format": "convert these pictures to PNG, JPEG or WebP to use them",
 }
 """What to do about samples that were dropped for these reasons."""
@@ -130,6 +131,11 @@ def prepare(
     _print_report(result.report)
     _print_advice(result.report)
     _print_shards(result, output)
+    if not result.report.kept:
+        raise ValueError(
+            f"Nothing of {counted(result.report.seen, 'sample')} was kept, for the reasons above. Mend the sources, or "
+            "choose other options and another --output."
+        )
 
 
 def _find_sources(places: list[str], policy: "FilterPolicy", leave_out: Path | None) -> "Sequence[CaptionImageSource]":

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def convert(
     context: typer.Context,
-    checkpoint: Annotated[Path, typer.Argument(help="State dict of dalle-pytorch: .pt, .pth or .safetensors.")],
+    checkpoint: Annotated[Path, typer.Argument(help="Checkpoint of train_dalle.py, or a state dict.")],
     output: Annotated[Path, typer.Option(help="Folder of the model, new or empty.")],
     tokenizer: Annotated[
         str | None,
@@ -36,9 +36,10 @@ def convert(
 ) -> None:
     """Convert the weights of the original run, or of dalle-pytorch 1.4.0 to 1.6.6, to a folder for the Hub.
 
-    No code in the checkpoint is run. Sizes are read from its tensors; what tensors do not show is an option, with the
-    original run's value as default. A model that ours cannot express is refused with the reason, except one with full
-    attention: its tensors look the same, and it would draw noise.
+    No code in the checkpoint is run. Sizes are read from its tensors. What these do not show is read from the `hparams`
+    that train_dalle.py writes beside them, or else is an option, with the original run's value as default. A model that
+    ours cannot express is refused with the reason, except one with full attention in a file without `hparams`: its
+    tensors look the same, and it would draw noise.
 
     Examples:
 

@@ -3,6 +3,7 @@
 import concurrent.futures
 import functools
 import hashlib
+import json
 import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -15,10 +16,19 @@ import pyarrow.parquet as pq
 from hub_tools.atomic_files import file_digest, written_whole
 from pipelines.data_preparation.deduplication.fingerprints import FINGERPRINT_BYTES, digest_of, fingerprint
 from pipelines.data_preparation.deduplication.neighbours import LARGEST_DISTANCE, first_of_equals, first_of_neighbours
-from pipelines.data_preparation.filtering import DropReason, FilterPolicy, drop_reason
+from pipelines.data_preparation.filtering import (
+    DropReason,
+    FilterPolicy,
+    FilterReport,
+    damage_report,
+    drop_reason,
+    report_of_drop,
+    sum_reports,
+)
 from pipelines.data_preparation.sources.sample import CaptionImage, CaptionImageSource, SourceDamage
 
 LIST_NAME = "duplicates.parquet"
+REPORT_KEY = "dropped"
 ROWS_AT_ONCE = 4096
 PART_SCHEMA = pa.schema([("name", pa.string()), ("digest", pa.uint64()), ("fingerprint", pa.binary(FINGERPRINT_BYTES))])
 LIST_SCHEMA = pa.schema([("name", pa.string()), ("reason", pa.string()), ("duplicate_of", pa.string())])
@@ -28,12 +38,17 @@ LIST_SCHEMA = pa.schema([("name", pa.string()), ("reason", pa.string()), ("dupli
 class DuplicatesReport:
     """What was compared and found."""
 
-    num_compared: int
-    """Samples that the filter keeps."""
     num_exact: int
     """Samples whose file came before."""
     num_near: int
     """Samples that look like one before."""
+    filtered: FilterReport
+    """The samples that were compared as kept, the others as dropped."""
+
+    @property
+    def num_compared(self) -> int:
+        """Samples that the filter keeps."""
+        return self.filtered.kept
 
 
 def find_duplicates(
@@ -123,8 +138,11 @@ def _part_path(output: Path, source: CaptionImageSource, policy: FilterPolicy) -
 def _fingerprint_source(source: CaptionImageSource, path: Path, policy: FilterPolicy) -> None:
     with written_whole(path) as temporary, pq.ParquetWriter(temporary, PART_SCHEMA, compression="zstd") as writer:
         rows: list[dict] = []
+        report = FilterReport()
         for sample in source.samples():
-            if not isinstance(sample, CaptionImage) or drop_reason(sample, policy) is not None:
+            is_damage = isinstance(sample, SourceDamage)
+            if is_damage or (reason := drop_reason(sample, policy)) is not None:
+                report += damage_report(sample) if is_damage else report_of_drop(sample, reason)
                 continue
             rows.append(
                 {
@@ -137,6 +155,14 @@ def _fingerprint_source(source: CaptionImageSource, path: Path, policy: FilterPo
                 writer.write_table(pa.Table.from_pylist(rows, PART_SCHEMA))
                 rows = []
         writer.write_table(pa.Table.from_pylist(rows, PART_SCHEMA))
+        writer.add_key_value_metadata({REPORT_KEY: json.dumps(report.to_json())})
+
+
+def _report_of(path: Path) -> FilterReport:
+    metadata = pq.read_metadata(path)
+    dropped = (metadata.metadata or {}).get(REPORT_KEY.encode())  # lists that older versions made have none
+    report = FilterReport.from_json(json.loads(dropped)) if dropped else FilterReport()
+    return report + FilterReport(kept=metadata.num_rows)
 
 
 def _write_list(paths: Sequence[Path], path: Path, distance: int) -> DuplicatesReport:
@@ -158,7 +184,11 @@ def _write_list(paths: Sequence[Path], path: Path, distance: int) -> DuplicatesR
     with written_whole(path) as temporary:
         pq.write_table(pa.table(columns, schema=LIST_SCHEMA), temporary, compression="zstd")
     num_exact = int(is_exact[dropped].sum())
-    return DuplicatesReport(num_compared=len(digests), num_exact=num_exact, num_near=len(dropped) - num_exact)
+    return DuplicatesReport(
+        num_exact=num_exact,
+        num_near=len(dropped) - num_exact,
+        filtered=sum_reports(map(_report_of, paths)),
+    )
 
 
 def _read_fingerprints(paths: Sequence[Path]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

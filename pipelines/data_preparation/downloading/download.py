@@ -149,8 +149,8 @@ async def _one_pass(
             address = rows[row].address
             answer = await fetcher.fetch(address) if address else Failure(reason="no_address")
             if isinstance(answer, Picture):
-                _add_sample(tar, f"{number:05d}{row:05d}", rows[row], answer)
-            else:
+                answer = _add_sample(tar, f"{number:05d}{row:05d}", rows[row], answer)
+            if answer is not None:
                 failures[row] = answer
 
     async with asyncio.TaskGroup() as workers:
@@ -159,21 +159,25 @@ async def _one_pass(
     return failures
 
 
-def _add_sample(tar: tarfile.TarFile, key: str, listed: ListedPicture, picture: Picture) -> None:
-    """Picture, caption and all columns, next to each other as webdataset wants them."""
+def _add_sample(tar: tarfile.TarFile, key: str, listed: ListedPicture, picture: Picture) -> Failure | None:
+    """Picture, caption and all columns, next to each other as webdataset wants them; or why they cannot be written."""
     metadata = {
         **{str(name): value for name, value in listed.columns.items()},
         "key": key,
         "url": listed.address,
         "sha256": hashlib.sha256(picture.content).hexdigest(),
     }
-    files = {picture.suffix: picture.content, ".json": _encodable(json.dumps(metadata, default=str)).encode()}
-    if listed.caption is not None:
-        files[".txt"] = listed.caption.encode("utf-8", "surrogateescape")
+    try:
+        files = {picture.suffix: picture.content, ".json": _encodable(json.dumps(metadata, default=str)).encode()}
+        if listed.caption is not None:
+            files[".txt"] = listed.caption.encode("utf-8", "surrogateescape")
+    except (ValueError, TypeError, RecursionError):  # halves of letters, values in each other without end
+        return Failure(reason="damaged_row")
     for suffix, content in files.items():
         member = tarfile.TarInfo(key + suffix)
         member.size = len(content)
         tar.addfile(member, io.BytesIO(content))
+    return None
 
 
 def _encodable(text: str) -> str:

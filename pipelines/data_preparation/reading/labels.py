@@ -48,15 +48,18 @@ class Labels:
 
 def parse_metadata(content: bytes | str) -> dict[str, Any] | None:
     """The JSON object in UTF-8, UTF-16 or UTF-32; None if it is damaged, too large, ambiguous, or no object."""
-    if len(content) > LARGEST_METADATA_BYTES:
-        return None
+    parsed = parse_json(content) if len(content) <= LARGEST_METADATA_BYTES else None
+    return parsed if isinstance(parsed, dict) else None
+
+
+def parse_json(content: bytes | str) -> Any:
+    """The JSON value in UTF-8, UTF-16 or UTF-32; None if it is damaged or ambiguous."""
     try:
         mark = content.startswith(b"\xef\xbb\xbf") if isinstance(content, bytes) else content.startswith("\ufeff")
         text = content[3 if isinstance(content, bytes) else 1 :] if mark else content
-        parsed = json.loads(text, object_pairs_hook=_unambiguous)
+        return json.loads(text, object_pairs_hook=_unambiguous)
     except (ValueError, RecursionError):  # numbers of more than 4,300 digits are a ValueError too
         return None
-    return parsed if isinstance(parsed, dict) else None
 
 
 def _unambiguous(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -26,7 +26,10 @@ from pipelines.data_preparation.sources.file_kinds import (
 )
 from pipelines.data_preparation.sources.sample import CaptionImage
 
-CAPTION_COLUMNS = ("caption", "text", "alt_text", "alttext", "alt", "description", "title", "prompt", "txt")
+CAPTION_COLUMNS = (
+    *("caption", "text", "alt_text", "alttext", "alt", "description", "title", "prompt", "txt"),
+    *("captions", "sentence"),
+)
 
 Fault = tuple[DropReason, str]
 SamplesOfKey = tuple[int, Iterator[CaptionImage]]
@@ -80,8 +83,8 @@ def assemble(
                 key=numbered(key, number), source=source, caption=found, image_bytes=image_bytes, fields=fields
             )
             if not pictures and not texts and not rows and found.caption is None:
-                suffix = parts[0].name.suffix.lower()[:8] if parts else ""
-                yield with_fault(sample, (DropReason.UNKNOWN_KIND, suffix or "no suffix"))
+                seen = (parts[0].obstacle or parts[0].name.suffix.lower()[:8]) if parts else ""
+                yield with_fault(sample, (DropReason.UNKNOWN_KIND, seen or "no suffix"))
             else:
                 yield with_fault(sample, obstacle or damage)
 

@@ -1,9 +1,9 @@
 """Finds the sources behind what a user names. A new kind of source is a file beside this one and its lines here."""
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from hub_tools.foreign.linked_folders import walk_once
 from pipelines.data_preparation.reading.reading_options import ReadingOptions
 from pipelines.data_preparation.sources.file_kinds import PICTURE_SUFFIXES, readable_name
 from pipelines.data_preparation.sources.folder_source import FolderSource
@@ -45,13 +45,13 @@ def _sources_at(place: str | Path, reading: ReadingOptions) -> Sequence[CaptionI
 def _files_below(folder: Path) -> list[Path]:
     """The tars and Parquet files of a folder and its folders by name; among millions of pictures there are few."""
     suffixes = (*TAR_SUFFIXES, PARQUET_SUFFIX)
-    walk = os.walk(folder)
-    return sorted(Path(place) / name for place, _, names in walk for name in names if name.lower().endswith(suffixes))
+    walk = walk_once(folder)
+    return sorted(folder / (place + name) for place, names in walk for name in names if name.lower().endswith(suffixes))
 
 
 def _source_of(file: Path, name: str, reading: ReadingOptions) -> CaptionImageSource | None:
     """The source that a file is by itself; Parquet files of metadata lie beside img2dataset's tars and folders."""
-    if file.name.startswith(".") or not file.is_file():
+    if file.name.startswith(".") or (file.exists() and not file.is_file()):
         return None
     if file.name.lower().endswith(TAR_SUFFIXES):
         return TarSource(file, reading, name)

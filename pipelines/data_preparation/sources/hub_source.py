@@ -7,6 +7,7 @@ from typing import Any, Self
 
 import datasets
 import huggingface_hub
+from datasets.exceptions import DatasetsError
 
 from hub_tools.foreign.dataset_opening import opening_dataset
 from hub_tools.hub_client import is_outage, is_refusal
@@ -56,7 +57,7 @@ class HubSource:
                     picture["bytes"] = _download(picture["path"])
                 yield sample_of_row(row, number, self.name, self.image_column, self.reading)
                 number += 1
-        except (ValueError, TypeError, KeyError, OSError) as error:
+        except (ValueError, TypeError, LookupError, OSError, ArithmeticError, RuntimeError, DatasetsError) as error:
             if is_outage(error) or is_refusal(error):
                 raise
             reason = f"damaged ({type(error).__name__}: {str(error)[:200]})"

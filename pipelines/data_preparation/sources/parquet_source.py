@@ -25,7 +25,7 @@ class ParquetSource:
         self.path = path
         self.reading = reading or ReadingOptions()
         self.name = name or readable_name(path.name)
-        self.num_bytes = path.stat().st_size
+        self.num_bytes = path.stat().st_size if path.exists() else 0  # a link that leads nowhere is damage
 
     def has_pictures(self) -> bool:
         """Whether a column holds pictures; True for a damaged file, so that its damage is reported."""
@@ -88,9 +88,17 @@ def _rows(file: pq.ParquetFile, group: int, columns: list[str]) -> Iterator[dict
 
 
 def plain_values(column: pa.Array) -> list:
-    """A column's values; of texts, bytes that are no UTF-8 become lone surrogates, by which they are known later."""
-    if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
-        return column.to_pylist()
+    """A column's values; of texts, bytes that are no UTF-8 become lone surrogates, by which they are known later.
+
+    Nothing for times that no calendar has, and the like.
+    """
+    column = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+    kinds = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+    if not any(is_text(column.type) for is_text in kinds):
+        try:
+            return column.to_pylist()
+        except (pa.ArrowException, ArithmeticError, ValueError, LookupError):
+            return [None] * len(column)
     texts = column.cast(pa.large_binary()).to_pylist()
     return [None if text is None else text.decode("utf-8", "surrogateescape") for text in texts]
 

@@ -44,7 +44,7 @@ class TarSource:
         self.path = path
         self.reading = reading or ReadingOptions()
         self.name = name or readable_name(path.name)
-        self.num_bytes = path.stat().st_size
+        self.num_bytes = path.stat().st_size if path.exists() else 0  # a link that leads nowhere is damage
 
     def samples(self, begin: int = 0) -> Iterator[CaptionImage | SourceDamage]:
         """All samples from `begin` on, in the order of their first members."""

@@ -4,6 +4,8 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from hub_tools.foreign.column_names import find_column
+
 TOKENS, SENTENCES = "token classification", "sentence classification"
 SPECIFICATION = "REPO[:CONFIG][,text=COLUMN][,label=COLUMN][,train=SPLIT][,test=SPLIT][,revision=REVISION]"
 
@@ -24,10 +26,10 @@ class LabelledSource:
     """Configuration of a dataset that has several; empty: its only one."""
 
     text: str = ""
-    """Column with the words, or the text; empty: the first of `TEXT_COLUMNS` that there is."""
+    """Column with the words, or the text, in any case; empty: the first of `TEXT_COLUMNS` that there is."""
 
     label: str = ""
-    """Column with the tags, or the class; empty: the first of `LABEL_COLUMNS` that there is."""
+    """Column with the tags, or the class, in any case; empty: the first of `LABEL_COLUMNS` that there is."""
 
     train: str = "train"
     """Split to fine-tune on."""
@@ -66,7 +68,7 @@ class LabelledSource:
         )
 
     def _column(self, key: str, chosen: str, usual: Sequence[str], names: Sequence[str]) -> str:
-        found = _first_of([chosen] if chosen else usual, names)
+        found = find_column(names, *([chosen] if chosen else usual))
         if found is None:
             wanted = f"no column {chosen}" if chosen else f"none of the columns {', '.join(usual)}"
             raise ValueError(

@@ -13,16 +13,14 @@ from itertools import count, takewhile
 import torch
 import torch.nn.functional as F
 
-from pipelines.image_codes.checkpoints.taming_checkpoint import read_checkpoint, tensors_of
+from pipelines.image_codes.checkpoints.foreign_checkpoint import read_checkpoint, weights_with
 from pipelines.image_codes.vqgan_codec import VQGANCodec
 from pipelines.image_codes.vqgan_config import CodecLoadError, VQGANConfig
-
-PARTS = ("ema", "model")
-"""Where a checkpoint keeps the weights. LlamaGen evaluates the moving average, where there is one."""
 
 NOT_USED = frozenset({"quantize.codebook_used"})
 """The codes that the last batches of training had: says nothing about pictures."""
 
+MARK = "encoder.conv_in.weight"
 CODEBOOK = "quantize.embedding.weight"
 MIDDLE = {"block_1": "0", "attn_1": "1", "block_2": "2"}
 
@@ -34,8 +32,7 @@ def read_llamagen_codec(checkpoint_path: str | os.PathLike, image_size: int) -> 
     that cannot be cut into codes.
     """
     origin = os.fspath(checkpoint_path)
-    content = read_checkpoint(checkpoint_path)
-    tensors = next(filter(None, (tensors_of(content.get(part)) for part in PARTS)), {})
+    tensors = weights_with(read_checkpoint(checkpoint_path), MARK, origin)
     config = _config(tensors, image_size, origin)
     with torch.device("meta"):  # shapes are compared before memory is taken for what a stranger's file names
         expected = {name: tensor.shape for name, tensor in VQGANCodec(config).state_dict().items()}
@@ -54,7 +51,7 @@ def _config(tensors: Mapping[str, torch.Tensor], image_size: int, origin: str) -
         if len(shape) <= axis or not shape[axis]:
             seen = f"of shape {tuple(shape)}" if name in tensors else "absent"
             raise CodecLoadError(
-                f"{origin} is no image tokenizer of LlamaGen: {name} is {seen} under `{'` or `'.join(PARTS)}`. "
+                f"{origin} is no image tokenizer of LlamaGen: {name} is {seen}. "
                 "Convert its vq_ds16_t2i.pt or vq_ds16_c2i.pt; a taming checkpoint is converted with its .yaml."
             )
         return shape[axis]
@@ -62,7 +59,7 @@ def _config(tensors: Mapping[str, torch.Tensor], image_size: int, origin: str) -
     def number_of(pattern: str) -> int:
         return sum(1 for _ in takewhile(lambda index: pattern.format(index) in tensors, count()))
 
-    channels = size("encoder.conv_in.weight")
+    channels = size(MARK)
     levels = range(max(1, number_of("encoder.conv_blocks.{}.res.0.conv2.weight")))
     widths = [size(f"encoder.conv_blocks.{level}.res.0.conv2.weight") for level in levels]
     return VQGANConfig(

@@ -2,16 +2,18 @@
 
 import dataclasses
 import os
-import pickle
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 import yaml
 
+from pipelines.image_codes.checkpoints.foreign_checkpoint import names_of, read_checkpoint, weights_with
 from pipelines.image_codes.vqgan_codec import VQGANCodec
 from pipelines.image_codes.vqgan_config import CodecLoadError, VQGANConfig
+
+MARK = "decoder.conv_in.weight"
+"""A tensor that every VQGAN of taming has."""
 
 QUANTIZER_OF_TARGET = {"GumbelVQ": "gumbel", "VQModel": "nearest"}
 
@@ -30,16 +32,6 @@ WITHOUT_EFFECT = frozenset({
     "batch_resize_range", "sane_index_shape",
 })  # fmt: skip
 """What is about training alone, or about the shape in which codes are returned."""
-
-
-class InertObject:
-    """Placeholder for an object of a class in the checkpoint: it accepts everything and does nothing."""
-
-    def __init__(self, *arguments: Any, **options: Any):
-        pass
-
-    def __setstate__(self, state: Any) -> None:
-        pass
 
 
 def read_taming_codec(checkpoint_path: str | os.PathLike, yaml_path: str | os.PathLike) -> VQGANCodec:
@@ -65,47 +57,16 @@ def _attention_resolutions(tensors: Mapping[str, torch.Tensor], config: VQGANCon
 
 
 def read_taming_tensors(checkpoint_path: str | os.PathLike) -> dict[str, torch.Tensor]:
-    """The tensors under `state_dict` of a Lightning checkpoint, by name; CodecLoadError as `read_checkpoint`."""
+    """The tensors of the VQGAN in a checkpoint, by taming's names; CodecLoadError if it is unclear which, or none."""
     content = read_checkpoint(checkpoint_path)
-    tensors = tensors_of(content.get("state_dict", content))
+    tensors = weights_with(content, MARK, str(checkpoint_path))
     if not tensors:
-        raise CodecLoadError(f"{checkpoint_path} has no tensors under `state_dict`, expected a VQGAN of taming.")
-    return tensors
-
-
-def read_checkpoint(checkpoint_path: str | os.PathLike) -> dict[str, Any]:
-    """What a pickled checkpoint holds, tensors on the CPU.
-
-    Lightning stores callback objects next to the tensors. Every class unknown to torch becomes an inert placeholder,
-    and the file is read by torch's restricted reader, so that nothing in it is imported or called. CodecLoadError for a
-    file that is not such a checkpoint, or one that tries to use the operating system.
-    """
-    path = Path(checkpoint_path)
-    try:
-        names = torch.serialization.get_unsafe_globals_in_checkpoint(path)
-        placeholders = [(type(name.rpartition(".")[2], (InertObject,), {}), name) for name in names]
-        with torch.serialization.safe_globals(placeholders):
-            content = torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError:
-        raise
-    except (pickle.UnpicklingError, ValueError, RuntimeError, EOFError, OSError) as error:
+        seen = ", ".join(names_of(content)[:3]) or "nothing"
         raise CodecLoadError(
-            f"{path} cannot be read as a tensors-only checkpoint: {_reason(error)} "
-            "Expected a checkpoint saved by torch 1.6 or newer, from a source that you trust."
-        ) from error
-    return content if isinstance(content, dict) else {}
-
-
-def tensors_of(part: Any) -> dict[str, torch.Tensor]:
-    """The tensors in a part of a checkpoint, by name; none where the part is something else."""
-    items = part.items() if isinstance(part, dict) else ()
-    return {name: value for name, value in items if isinstance(name, str) and isinstance(value, torch.Tensor)}
-
-
-def _reason(error: Exception) -> str:
-    # torch's own text begins with advice to disable the safety check; the reason is the underlying error.
-    cause = error.__context__ if isinstance(error.__context__, pickle.UnpicklingError) else error
-    return str(cause).partition("\n")[0] or type(cause).__name__
+            f"{checkpoint_path} has {seen}, but no tensor {MARK}, expected a VQGAN of taming. Save its weights: "
+            "torch.save({'state_dict': model.state_dict()}, 'last.ckpt')"
+        )
+    return tensors
 
 
 def read_taming_config(yaml_path: str | os.PathLike) -> VQGANConfig:

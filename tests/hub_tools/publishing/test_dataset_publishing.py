@@ -10,6 +10,7 @@ import yaml
 
 from hub_tools.publishing.dataset_card import dataset_card
 from hub_tools.publishing.dataset_publishing import ShardError, inspect_shards
+from hub_tools.publishing.folder_publishing import publish_folder
 
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
 
@@ -227,6 +228,19 @@ def test_a_shard_with_damaged_bytes_in_the_middle_is_named(shards):
     (shards / "train-00000.parquet").write_bytes(whole)
     with pytest.raises(ShardError, match=r"train-00000.parquet cannot be read"):
         inspect_shards(shards)
+
+
+def test_shards_in_linked_folders_are_published_and_a_folder_that_would_lack_some_is_refused(shards, tmp_path):
+    folder = tmp_path / "dataset"
+    folder.mkdir()
+    (folder / "more").symlink_to(shards)
+    assert [shard.name for shard in inspect_shards(folder).shards] == [
+        "more/train-00000.parquet",
+        "more/train-00001.parquet",
+    ]
+    (folder / "file").touch()
+    with pytest.raises(ValueError, match=r"more is a link to a folder, and would be left out\. Publish a copy: cp -rL"):
+        publish_folder(folder, "org/x")
 
 
 def test_a_folder_without_shards_is_refused(tmp_path):

@@ -147,6 +147,47 @@ def test_every_kind_of_file_gives_the_same_tensors(ancestor, tmp_path, suffix):
     assert all(torch.equal(tensor, expected.tensors[name]) for name, tensor in read.tensors.items())
 
 
+def test_a_checkpoint_of_train_dalle_needs_no_options(ancestor, tmp_path):
+    """What train_dalle.py of 1.6.6 writes, and what it says of itself."""
+    kinds = ["axial_row", "axial_col", "axial_row", "axial_row", "axial_row", "axial_col", "conv_like"]
+    said = dict(num_text_tokens=40, text_seq_len=7, dim=32, depth=7, heads=2, dim_head=18, attn_types=tuple(kinds))
+    own = ancestor().state_dict()
+    content = {"hparams": said, "vae_params": None, "epoch": 3, "version": "1.6.6", "vae_class_name": "VQGanVAE"}
+    content |= {"weights": own, "opt_state": {"state": {0: {"exp_avg": torch.ones(2)}}, "param_groups": []}}
+    torch.save(content | {"scheduler_state": None}, tmp_path / "dalle.pt")
+    read = DallePytorchCheckpoint.read(tmp_path / "dalle.pt")
+    config = infer_config(read, UnseenSettings())
+    assert (config.codebook_size, config.text_vocab_size, config.head_dim) == (24, 40, 18)
+    assert (config.attention_pattern, config.final_attention) == (("row", "column", "row", "row"), "convolutional")
+    assert (config.conv_window, config.pad_token_id) == ("corner", 0)
+    expected = convert(own).state_dict()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in build_model(read, config).state_dict().items())
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        lambda own: {"state_dict": {f"dalle.{name}": tensor for name, tensor in own.items()}, "callbacks": {}},
+        lambda own: {"module": own, "optimizer": {"state": {}}},
+        lambda own: {f"module._orig_mod.{name}": tensor for name, tensor in own.items()},
+        lambda own: {"model": {name: 0 * tensor for name, tensor in own.items()}, "ema": own},
+    ],
+    ids=["Lightning", "DeepSpeed", "compiled", "average"],
+)
+def test_every_tools_way_to_write_it_gives_the_same_model(ancestor, written):
+    own = ancestor().state_dict()
+    expected, model = convert(own).state_dict(), convert(written(own))
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in model.state_dict().items())
+
+
+@pytest.mark.parametrize(("version", "window"), [("1.4.2", "centred"), ("1.5.0", "corner"), ("1.10", "corner")])
+def test_the_version_in_a_file_says_where_the_window_is(ancestor, version, window):
+    notes = {"hparams": {"dim_head": "18", "attn_types": "axial_row"}, "version": version}
+    checkpoint = DallePytorchCheckpoint.from_tensors(notes | {"weights": ancestor().state_dict()})
+    config = infer_config(checkpoint, UnseenSettings(codebook_size=24))
+    assert (config.conv_window, config.final_attention, config.pad_token_id) == (window, "row", 0)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_becomes_float32_with_exact_positions(ancestor, dtype):
     theirs = ancestor()

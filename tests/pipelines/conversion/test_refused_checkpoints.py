@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 
 from pipelines.conversion.checkpoint_sizes import UnseenSettings, infer_config
-from pipelines.conversion.dalle_pytorch_checkpoint import DallePytorchCheckpoint, convert_tensors, read_tensors
+from pipelines.conversion.dalle_pytorch_checkpoint import DallePytorchCheckpoint, convert_tensors
 
 BLOCKS = "transformer.layers.blocks"
 QKV = "f.net.fn.fn.fn.fn.fn.to_qkv.weight"
@@ -226,29 +226,24 @@ class Foreign:
 
 def test_a_file_that_would_run_code_is_refused_without_running_it(tmp_path, capfd):
     for save in (torch.save, lambda content, path: path.write_bytes(pickle.dumps(content, protocol=2))):
-        save({"to_logits.0.weight": Foreign()}, tmp_path / "dalle.pt")
-        with pytest.raises(
-            ValueError, match=r"dalle\.pt contains more than tensors \(.*print.*\), and .* expected a state"
-        ):
-            read_tensors(tmp_path / "dalle.pt")
+        save({"to_logits.1.weight": Foreign()}, tmp_path / "dalle.pt")
+        with pytest.raises(ValueError, match=r"dalle\.pt cannot be read .*print|has nothing, but no transformer"):
+            DallePytorchCheckpoint.read(tmp_path / "dalle.pt")
     assert "code of the file" not in capfd.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (torch.ones(3), r"dalle\.pt contains a Tensor, expected a state dict: tensors by name"),
-        (
-            {"weights": {"a": torch.ones(1)}, "epoch": 3},
-            r"contains a dict under 'weights', expected a tensor.*torch\.save",
-        ),
-        ({"epoch": 3}, r"contains a int under 'epoch', expected a tensor"),
+        (torch.ones(3), r"has nothing, but no transformer\.layers\.blocks.*; expected the state dict of a DALLE"),
+        ({"weights": {"a": torch.ones(1)}, "epoch": 3}, r"has a, but no transformer\.layers\.blocks.*torch\.save"),
+        ({"epoch": 3}, r"has nothing, but no transformer"),
     ],
 )
 def test_a_file_of_something_else_is_refused(tmp_path, content, message):
     torch.save(content, tmp_path / "dalle.pt")
     with pytest.raises(ValueError, match=message):
-        read_tensors(tmp_path / "dalle.pt")
+        DallePytorchCheckpoint.read(tmp_path / "dalle.pt")
 
 
 @pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
@@ -257,17 +252,40 @@ def test_a_damaged_file_is_refused(tmp_path, suffix, length):
     path = tmp_path / f"dalle{suffix}"
     {".pt": torch.save, ".safetensors": save_file}[suffix]({"a": torch.ones(100)}, path)
     path.write_bytes(path.read_bytes()[:length])
-    with pytest.raises(ValueError, match=r"dalle\.\w+ (is not a complete|contains more than tensors)"):
-        read_tensors(path)
+    with pytest.raises(ValueError, match=r"dalle\.\w+ cannot be read as a tensors-only checkpoint: .* whole and from"):
+        DallePytorchCheckpoint.read(path)
 
 
 @pytest.mark.parametrize("content", [b"<html>", b"0.", b"(.", b"\x80\x02cos\nsystem\n.", b"\x80\x02]q\x00K\x01s."])
 def test_a_file_that_torch_did_not_write_is_refused(tmp_path, content):
     (tmp_path / "dalle.pt").write_bytes(content)
-    with pytest.raises(ValueError, match=r"dalle\.pt (is not a complete|contains more than tensors)"):
-        read_tensors(tmp_path / "dalle.pt")
+    with pytest.raises(ValueError, match=r"dalle\.pt cannot be read as a tensors-only checkpoint: "):
+        DallePytorchCheckpoint.read(tmp_path / "dalle.pt")
 
 
-def test_a_file_with_another_ending_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"dalle\.ckpt ends in \.ckpt, expected \.pt, \.pth or \.safetensors"):
-        read_tensors(tmp_path / "dalle.ckpt")
+@pytest.mark.parametrize(
+    ("notes", "given", "message"),
+    [
+        (
+            {"attn_types": ("full", "axial_row")},
+            {},
+            r"attn_types=\('full', 'axial_row'\) by its own notes, exp",
+        ),
+        ({"attn_types": None}, {}, r"attn_types=None by its own notes"),
+        ({"attn_types": [["axial_row"]]}, {}, r"attn_types=\[\['axial_row'\]\] by its own notes"),
+        (
+            {"attn_types": "axial_row"},
+            {"final_attention": "column"},
+            r"final_attention row .* column was given\. Leave",
+        ),
+        (
+            {"num_text_tokens": 40},
+            {"codebook_size": 23},
+            r"codebook_size 24 .* 23 was given\. Leave out --co",
+        ),
+    ],
+)
+def test_what_a_file_says_of_itself_is_not_overruled(state_dict, notes, given, message):
+    written = {"hparams": notes, "version": "1.6.6", "weights": state_dict}
+    with pytest.raises(ValueError, match=message):
+        convert(written, **{"codebook_size": 24} | given)

@@ -132,7 +132,7 @@ WIDEST = "encoder.conv_blocks.4.res.0.conv2.weight"
         ({BLOCK: torch.ones(32, 32)}, rf"{BLOCK} is of shape \(32, 32\), expected \(32, 32, 3, 3\) \(1 such\)"),
         ({WIDEST: torch.ones(1).expand(10**6, 1, 1, 1)}, r"expected \(1000000, 64, 3, 3\)"),
         ({"encoder.conv_in.weight": None}, "is no image tokenizer of LlamaGen: encoder.conv_in.weight is absent"),
-        ({"quantize.embedding.weight": torch.tensor(1.0)}, r"quantize.embedding.weight is of shape \(\) under"),
+        ({"quantize.embedding.weight": torch.tensor(1.0)}, r"quantize.embedding.weight is of shape \(\)\. "),
         ({"encoder.conv_blocks.0.res.0.conv2.weight": None}, "encoder.conv_blocks.0.res.0.conv2.weight is absent"),
         ({"encoder.gate.weight": torch.ones(1)}, r"has encoder.gate.weight, which .* do not have \(1 such\)"),
     ],

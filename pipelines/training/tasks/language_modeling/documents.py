@@ -6,6 +6,7 @@ from typing import TypeGuard
 import datasets
 import pyarrow as pa
 
+from hub_tools.foreign.column_names import find_column
 from hub_tools.foreign.dataset_opening import opening_dataset
 from pipelines.image_codes.dataset_shards import dataset_on_hub
 from pipelines.image_codes.shard_blocks import ShardBlocks
@@ -57,7 +58,8 @@ def training_blocks(run: TrainingRun, settings: LanguageSettings) -> ShardBlocks
     shards = [shard for shard in dataset.shards if shard.name in files]
 
     def columns(names: Sequence[str]) -> Sequence[str]:
-        return [settings.text_column] if settings.text_column in names else names
+        found = find_column(names, settings.text_column)
+        return [found] if found else names
 
     return ShardBlocks(dataset, shards, columns) if len(shards) == len(set(files)) else None
 
@@ -132,12 +134,13 @@ def _texts(
 
 def texts_in(table: pa.Table, run: TrainingRun, settings: LanguageSettings) -> Iterator[str | None]:
     """The texts in a table, row by row. ValueError if the column of the settings is missing, or not one of text."""
-    if settings.text_column not in table.column_names:
+    column = find_column(table.column_names, settings.text_column)
+    if column is None:
         raise ValueError(
             f"Dataset {run.dataset_repository} has no column {settings.text_column}; it has "
             f"{', '.join(table.column_names)}. Name the one with the text: --set text_column=COLUMN"
         )
-    for document in table[settings.text_column].to_pylist():
+    for document in table[column].to_pylist():
         if document is not None and not isinstance(document, str):
             raise ValueError(
                 f"Column {settings.text_column} of {run.dataset_repository} holds {type(document).__name__}, "

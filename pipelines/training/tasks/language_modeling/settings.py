@@ -20,7 +20,7 @@ class LanguageSettings:
     """Where the text is, and how it becomes sequences of tokens."""
 
     text_column: str = "text"
-    """Column of the dataset with the documents."""
+    """Column of the dataset with the documents, in any case."""
 
     dataset_subset: str = ""
     """Subset of a dataset that has several, such as `wikitext-2-raw-v1`; empty: its only one."""

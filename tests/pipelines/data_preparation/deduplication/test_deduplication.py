@@ -16,7 +16,7 @@ from pipelines.data_preparation.deduplication.duplicates import (
 )
 from pipelines.data_preparation.deduplication.fingerprints import fingerprint
 from pipelines.data_preparation.deduplication.neighbours import first_of_neighbours
-from pipelines.data_preparation.filtering import FilterPolicy, drop_reason
+from pipelines.data_preparation.filtering import FilterPolicy, FilterReport, drop_reason
 from pipelines.data_preparation.sources.finding import find_sources
 
 
@@ -117,7 +117,8 @@ def places(tmp_path):
 def test_what_came_before_is_listed_and_left_out_with_its_reason(places, tmp_path):
     sources = find_sources(places)
     report = find_duplicates(sources, tmp_path / "out", FilterPolicy())
-    assert report == DuplicatesReport(num_compared=15, num_exact=2, num_near=1)
+    filtered = FilterReport(kept=15, dropped={"placeholder_caption": 1})
+    assert report == DuplicatesReport(num_exact=2, num_near=1, filtered=filtered)
     rows = pq.read_table(tmp_path / "out" / "duplicates.parquet").to_pylist()
     assert [(row["name"], row["reason"], row["duplicate_of"]) for row in rows] == [
         ("more.tar/same", "exact_duplicate", "folder/3.png"),
@@ -154,6 +155,14 @@ def test_fingerprints_are_kept_and_only_missing_ones_made(places, tmp_path):
     assert find_duplicates(sources, tmp_path / "out", policy).num_compared == 16
 
 
+def test_what_cannot_be_read_is_counted(tmp_path):
+    files = {"a.png": stored(photograph(1)), "a.txt": "a picture", "b.png": b"", "c.txt": "of no picture"}
+    place = write_files(tmp_path / "place", {**files, "page.tar": b"<html>"})
+    report = find_duplicates(find_sources([place]), tmp_path / "out", FilterPolicy()).filtered
+    assert (report.kept, report.dropped) == (1, {"missing_caption": 1, "missing_image": 1})
+    assert "page.tar: not a tar" in report.damaged_sources[0]
+
+
 def test_impossible_distances_and_absent_lists_are_refused(tmp_path):
     with pytest.raises(ValueError, match="distance is 4; expected 0 to 3 bits"):
         find_duplicates([], tmp_path, FilterPolicy(), distance=4)
@@ -163,5 +172,5 @@ def test_impossible_distances_and_absent_lists_are_refused(tmp_path):
 
 def test_nothing_has_no_duplicates(tmp_path):
     assert find_duplicates([], tmp_path / "out", FilterPolicy()) == DuplicatesReport(
-        num_compared=0, num_exact=0, num_near=0
+        num_exact=0, num_near=0, filtered=FilterReport()
     )

@@ -1,5 +1,6 @@
 """Lists of addresses, downloaded from a server that misbehaves: every row is a picture or a failure with its reason."""
 
+import dataclasses
 import datetime
 import json
 import tarfile
@@ -240,6 +241,69 @@ def test_lists_are_read_in_the_ways_people_write_them(server, tmp_path, name, te
     assert report.num_downloaded == 2 and report.num_rows == 2 + sum(report.failures.values())
     (source,) = find_sources([tmp_path / "out"])
     assert sorted(sample.caption for sample in source.samples()) == ["a cat", "a dog"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("cc12m.tsv", "{0}\ta cat, red\n{1}\ta dog\n"),
+        ("cc3m.tsv", 'a cat, red\t{0}\n"a dog\t{1}\n'),
+        ("list.csv", '{0},"a cat, red"\n{1},a dog\n'),
+    ],
+)
+def test_lists_without_names_of_columns_are_read(server, tmp_path, name, text):
+    (tmp_path / name).write_text(text.format(server.address("/ok1"), server.address("/ok2")))
+    report = download_list(tmp_path / name, tmp_path / "out", options())
+    assert (report.num_rows, report.num_downloaded) == (2, 2)
+    (source,) = find_sources([tmp_path / "out"])
+    assert sorted(sample.caption.strip('"') for sample in source.samples()) == ["a cat, red", "a dog"]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (
+            "https://a.org/1.jpg,7,a cat\n",
+            "first line should name the columns and is https://a.org/1.jpg, 7, a cat",
+        ),
+        ("bild,beschreibung\nx,a cat\n", "no column of addresses; its columns are bild, beschreibung; expected one of"),
+    ],
+)
+def test_lists_whose_addresses_are_not_found_are_named_with_their_columns(tmp_path, text, reason):
+    (tmp_path / "list.csv").write_text(text)
+    report = download_list(tmp_path / "list.csv", tmp_path / "out", options())
+    assert report.num_rows == 0 and reason in report.damaged_lists[0]
+
+
+def test_a_column_of_captions_that_no_list_has_is_refused_and_names_match_without_case(server, tmp_path):
+    rows = write_list(tmp_path / "list.parquet", [server.address("/ok")], Beschreibung=["eine Katze"])
+    chosen = DownloadOptions(caption_column="absent", fetching=options().fetching)
+    with pytest.raises(ValueError, match=r"has no column absent; its columns are URL, TEXT, Beschreibung\. Choose"):
+        download_list(rows, tmp_path / "out", chosen)
+    download_list(rows, tmp_path / "other", dataclasses.replace(chosen, caption_column="BESCHREIBUNG"))
+    (source,) = find_sources([tmp_path / "other"])
+    assert [sample.caption for sample in source.samples()] == ["eine Katze"]
+
+
+def test_every_row_is_counted_whatever_it_holds(server, tmp_path):
+    captions = ['"\\ud83d"', "[1, {}]", "null", "3", '"' + "x" * 10**5 + '"', "[" * 900 + "]" * 900, "NaN"]
+    address = server.address("/ok")
+    lines = [f'{{"URL": "{address}{n}", "TEXT": {said}}}' for n, said in enumerate(captions)]
+    lines += ['{"URL": "\\ud83d"}', '{"URL": ["a"]}', '{"URL": 3}', "[]", "{", '{"URL": "", "url": {}}']
+    (tmp_path / "list.jsonl").write_text("\n".join(lines))
+    report = download_list(tmp_path / "list.jsonl", tmp_path / "out", options())
+    assert report.num_rows == len(lines) == report.num_downloaded + sum(report.failures.values())
+    (source,) = find_sources([tmp_path / "out"])
+    assert len(read(source)[0]) == report.num_downloaded >= 5
+
+
+def test_lists_in_linked_folders_are_read(server, tmp_path):
+    for name in ("lists", "elsewhere"):
+        (tmp_path / name).mkdir()
+        write_list(tmp_path / name / f"{name}.parquet", [server.address(f"/ok-{name}")])
+    (tmp_path / "lists" / "more").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere" / "back").symlink_to(tmp_path)
+    assert download_list(tmp_path / "lists", tmp_path / "out", options()).num_downloaded == 2
 
 
 def test_damaged_lists_are_named_and_strange_ones_refused(server, tmp_path):

@@ -25,6 +25,20 @@ def test_a_folder_may_have_tars_in_folders_and_pictures_beside_them(tmp_path):
     assert [len(list(source.samples())) for source in sources] == [1, 1, 1]
 
 
+def test_tars_in_linked_folders_are_found_and_broken_links_are_damage(tmp_path):
+    write_files(tmp_path / "elsewhere", {"a.jpg": JPEG, "a.txt": "a cat"})
+    write_tar(tmp_path / "elsewhere" / "0.tar", sample_members("000"))
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "more").symlink_to(tmp_path / "elsewhere")
+    for name in ("1.tar", "2.parquet"):
+        (source / name).symlink_to(tmp_path / "absent")
+    found = {one.name: list(one.samples()) for one in find_sources([source])}
+    assert list(found) == ["1.tar", "2.parquet", "more/0.tar", "source"]
+    assert [len(samples) for samples in found.values()] == [1, 1, 1, 2]
+    assert all("No such file" in str(found[name][0]) for name in ("1.tar", "2.parquet"))
+
+
 def test_paths_with_nothing_to_read_are_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"There is no .*absent. Expected a tar, a Parquet file"):
         find_sources([tmp_path / "absent"])

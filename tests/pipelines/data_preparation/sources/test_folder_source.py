@@ -101,6 +101,113 @@ def test_a_damaged_row_is_counted_and_shifts_no_caption(tmp_path):
     }
 
 
+def coco(*said, images=(0, 1), **more) -> str:
+    """COCO's JSON: said are pairs of a picture's number and a caption."""
+    return json.dumps(
+        {
+            "images": [{"id": number, "file_name": f"{number}.jpg", "license": 4} for number in images],
+            "annotations": [{"id": 9, "image_id": number, "caption": caption} for number, caption in said],
+            **more,
+        }
+    )
+
+
+JSON_TABLES = {
+    "COCO": coco((0, "a cat"), (1, "a dog"), (0, "a red cat")),
+    "Karpathy": json.dumps(
+        {
+            "images": [
+                {"filename": "0.jpg", "sentences": [{"raw": "a cat"}, {"raw": "a red cat"}]},
+                {"filename": "1.jpg", "sentences": [{"raw": "a dog"}]},
+            ]
+        }
+    ),
+    "list": json.dumps(
+        [{"IMAGE": f"{number}.jpg", "Caption": said} for number, said in ((0, "a cat"), (1, "a dog"), (0, "a red cat"))]
+    ),
+    "by name": json.dumps({"0.jpg": ["a cat", "a red cat"], "1.jpg": {"caption": "a dog"}}),
+}
+
+
+@pytest.mark.parametrize("content", JSON_TABLES.values(), ids=JSON_TABLES)
+@pytest.mark.parametrize(
+    ("table", "pictures"),
+    [("captions_train.json", ""), ("annotations/x.json", "train2017/"), ("annotations.JSON", "a/b/")],
+)
+def test_captions_in_one_json_file_are_read_beside_the_pictures_and_elsewhere(tmp_path, content, table, pictures):
+    write_files(tmp_path, {f"{pictures}{number}.jpg": JPEG for number in (0, 1)} | {table: content})
+    expected = {"0.jpg": "a cat", "0.jpg#2": "a red cat", "1.jpg": "a dog"}
+    assert captions_of(tmp_path) == {pictures + key: caption for key, caption in expected.items()}
+
+
+def test_every_caption_of_coco_is_a_sample_whatever_it_holds(tmp_path):
+    table = json.loads(coco((0, "a cat"), (7, "of no picture"), (1, None), (1, ["a", {}]), images=(0, 1, 2)))
+    table["annotations"] += [3, {"image_id": 0, "bbox": [1]}]
+    table["images"] += ["x", {"id": []}]
+    write_files(tmp_path, {"0.jpg": JPEG, "1.jpg": JPEG, "c.json": json.dumps(table), "boxes.json": coco()})
+    assert outcomes(FolderSource(tmp_path)) == {
+        "kept": 1,
+        "missing_image": 1,
+        "missing_caption": 1,
+        "list_caption": 1,
+        "damaged_metadata": 1,
+        "unknown_kind": 1,
+    }
+
+
+def test_an_unsafe_label_in_coco_counts(tmp_path):
+    write_files(tmp_path, {"0.jpg": JPEG, "c.json": coco((0, "a cat")).replace('"license": 4', '"NSFW": "NSFW"')})
+    assert outcomes(FolderSource(tmp_path)) == {"nsfw": 1}
+
+
+@pytest.mark.parametrize("content", ["[1, 2]", "{}", "[", '[{"file": "a.jpg", "box": [1]}]', '{"images": 3}', "null"])
+def test_other_json_is_no_table(tmp_path, content):
+    write_files(tmp_path, {"a.jpg": JPEG, "a.txt": "a cat", "b.json": content})
+    assert captions_of(tmp_path) == {"a.jpg": "a cat", "b": None}
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("captions.csv", 'a.jpg,"a cat, red"\nb.jpg,a dog\n'),
+        ("captions.tsv", "a cat, red\ta.jpg\na dog\tb.jpg\n"),
+        ("labels.csv", "image_name| number| Sentence\na.jpg| 0| a cat, red\nb.jpg| 0| a dog\n"),
+    ],
+)
+def test_tables_without_names_of_columns_and_with_bars_are_read(tmp_path, name, content):
+    write_files(tmp_path, {"a.jpg": JPEG, "b.jpg": JPEG, name: content})
+    assert captions_of(tmp_path) == {"a.jpg": "a cat, red", "b.jpg": "a dog"}
+
+
+def test_a_table_without_names_and_with_more_columns_is_named(tmp_path):
+    write_files(tmp_path, {"a.jpg": JPEG, "captions.csv": "a.jpg,1,a cat\na.jpg,2,a dog\n"})
+    samples, (damage,) = read(FolderSource(tmp_path))
+    assert [sample.caption for sample in samples] == [None]
+    assert "captions.csv: its first line should name the columns and is a.jpg, 1, a cat; put one" in str(damage)
+
+
+def test_a_quote_that_is_never_closed_swallows_no_row_of_a_table_with_tabs(tmp_path):
+    rows = [
+        'a.jpg\t"a cat',
+        "b.jpg\ta dog",
+        '"c.jpg\tan owl',
+        'd.jpg\t"two',
+        'lines"',
+        'e.jpg\ta 5" nail',
+        "f.jpg\tan ox",
+    ]
+    files = {f"{name}.jpg": JPEG for name in "abdef"}
+    write_files(tmp_path, {**files, "captions.tsv": "\n".join(["file\ttext", *rows])})
+    captions = {"a.jpg": "a cat", "b.jpg": "a dog", "d.jpg": "two\nlines", "e.jpg": 'a 5" nail', "f.jpg": "an ox"}
+    assert captions_of(tmp_path) == {**captions, '"c.jpg': "an owl"}
+
+
+def test_rows_that_name_no_picture_are_counted_by_columns_in_any_case(tmp_path):
+    rows = [{"TEXT": "a cat"}, {"File-Name": "a.jpg", "TEXT": "a dog"}]
+    write_files(tmp_path, {"a.jpg": JPEG, "metadata.jsonl": "\n".join(map(json.dumps, rows))})
+    assert outcomes(FolderSource(tmp_path)) == {"kept": 1, "missing_image": 1}
+
+
 def test_a_table_with_two_columns_of_one_name_is_not_believed(tmp_path):
     write_files(tmp_path, {"a.jpg": JPEG, "captions.csv": "file,text,nsfw,nsfw\na.jpg,a cat,NSFW,UNLIKELY\n"})
     samples, (damage,) = read(FolderSource(tmp_path))
@@ -194,10 +301,27 @@ def test_links_pipes_and_locked_files_are_counted_and_wait_for_nobody(tmp_path):
     assert {key: sample.fault for key, sample in samples.items()} == {
         "broken.jpg": DropReason.UNREADABLE_FILE,
         "caf\\xe9.jpg": None,
-        "loop": DropReason.UNKNOWN_KIND,
+        "loop": DropReason.UNKNOWN_KIND,  # a link to what is read anyway
         "pipe.jpg": DropReason.UNREADABLE_FILE,
         "whole.jpg": None,
     }
+
+
+def test_linked_folders_are_read_once_with_their_tables(tmp_path):
+    source, elsewhere = tmp_path / "source", tmp_path / "elsewhere"
+    write_files(elsewhere, {"deep/b.jpg": JPEG, "deep/b.txt": "a dog", "c.jpg": JPEG})
+    write_files(elsewhere, {"captions.csv": "file,text\nc.jpg,an owl\n"})
+    write_files(source, {"own/a.jpg": JPEG, "own/a.txt": "a cat"})
+    links = {
+        **{source / "more": elsewhere, source / "again": elsewhere / "deep", source / "alias": source / "own"},
+        **{elsewhere / "back": source, elsewhere / "up": tmp_path},
+    }
+    for link, target in links.items():
+        link.symlink_to(target)
+    samples = {sample.key: sample.caption or sample.fault_detail for sample in read(FolderSource(source))[0]}
+    captions = {"own/a.jpg": "a cat", "again/b.jpg": "a dog", "more/c.jpg": "an owl"}
+    is_link = dict.fromkeys(("alias", "more/back", "more/up"), "link to a folder that is read anyway")
+    assert samples == captions | is_link
 
 
 def test_pictures_that_vanish_while_they_are_read_are_counted(tmp_path):

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 from captioned_files import JPEG, outcomes, read, sample_members, write_files, write_tar
 
-from pipelines.data_preparation.filtering import DropReason
+from pipelines.data_preparation.filtering import DropReason, FilterPolicy
 from pipelines.data_preparation.reading.reading_options import ReadingOptions
 from pipelines.data_preparation.sources.finding import find_sources
 from pipelines.data_preparation.sources.parquet_source import ParquetSource
@@ -144,3 +144,18 @@ def test_a_folder_of_parquet_files_is_read_in_order(tmp_path):
         write_files(tmp_path, {name: ""})
         write_parquet(tmp_path / name, {"png": [JPEG], "caption": [f"a caption of {name}"]})
     assert [source.name for source in find_sources([tmp_path])] == ["a/1.parquet", "b/1.parquet"]
+
+
+def test_every_row_is_counted_whatever_its_columns_hold(tmp_path):
+    captions = {
+        "dictionary": pa.array(["a cat", "a dog", None]).dictionary_encode(),
+        "view": pa.array(["a cat", "a dog", None], pa.string_view()),
+        "time": pa.array([2**62, 0, None], pa.timestamp("us")),
+        "far": pa.array([decimal.Decimal("1e30"), None, None]),
+        "nested": pa.array([[{"a": [b"x"]}], [], None]),
+    }
+    kept = {"dictionary": 2, "view": 2, "time": 0, "far": 1, "nested": 0}
+    for name, column in captions.items():
+        source = write_parquet(tmp_path / f"{name}.parquet", {"jpg": [JPEG] * 3, "Caption": column})
+        found = outcomes(source, FilterPolicy(keep_placeholders=True))
+        assert (found.total(), found["kept"]) == (3, kept[name]), name

@@ -135,7 +135,7 @@ def test_links_devices_and_what_belongs_to_no_sample_are_counted(tmp_path):
     assert {sample.key: (sample.fault, sample.fault_detail) for sample in samples} == {
         "link": (DropReason.UNREADABLE_FILE, "link"),
         "hard": (DropReason.UNREADABLE_FILE, "link"),
-        "pipe": (DropReason.UNKNOWN_KIND, ".json"),
+        "pipe": (DropReason.UNKNOWN_KIND, "device"),
         "disk": (DropReason.UNREADABLE_FILE, "device"),
         "README": (DropReason.UNKNOWN_KIND, "no suffix"),
         "._a": (DropReason.UNKNOWN_KIND, ".jpg"),

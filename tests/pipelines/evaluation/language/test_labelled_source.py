@@ -14,6 +14,12 @@ def test_a_text_names_a_dataset_its_configuration_and_whatever_is_unusual():
     assert source.splits(["train", "test", "unseen"])["test"] == "unseen"
 
 
+def test_columns_match_in_any_case_and_equal_names_first():
+    source = LabelledSource(kind=SENTENCES, repository="org/x", label="TOPIC")
+    assert source.columns(["Text", "Topic", "topic"]) == ("Text", "Topic")
+    assert source.columns(["Topic", "TOPIC", "SENTENCE"]) == ("SENTENCE", "TOPIC")
+
+
 @pytest.mark.parametrize(
     "text", ["", ":bn", "org/x,text", "org/x,text=", "org/x,kind=a", "org/x,text=a,text=b", "org/x,"]
 )

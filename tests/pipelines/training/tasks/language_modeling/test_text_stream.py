@@ -14,6 +14,7 @@ from pipelines.training.run.block_order import BlockOrder
 from pipelines.training.run.span_source import WholeDataset
 from pipelines.training.run.spans import Span, by_block, record_order
 from pipelines.training.tasks.language_modeling import text_stream
+from pipelines.training.tasks.language_modeling.documents import texts_in
 from pipelines.training.tasks.language_modeling.samples import IGNORED
 from pipelines.training.tasks.language_modeling.settings import LanguageSettings
 from pipelines.training.tasks.language_modeling.text_stream import read_documents, stream_text
@@ -142,6 +143,7 @@ def test_a_span_of_another_dataset_and_one_without_text_are_refused(blocks, tmp_
     with pytest.raises(ValueError, match="documents of org/tiny-text is one to train on"):
         next(stream_text(empty, WholeDataset(BlockOrder(lambda: 1, empty.sizes, 0)), tokenizer, run, SETTINGS, 1))
     other = ShardBlocks(dataset, dataset.shards, lambda names: names)
+    assert list(texts_in(pa.table({"Body": ["a"]}), run, LanguageSettings(text_column="body"))) == ["a"]
     body = LanguageSettings(text_column="body")
     with pytest.raises(ValueError, match="has no column body; it has text"):
         next(stream_text(other, Spans([Span(0, 0, 0, 0, 20)]), tokenizer, run, body, 1))
