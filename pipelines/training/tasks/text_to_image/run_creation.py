@@ -13,7 +13,6 @@ from hub_tools.run_files import PROCESSOR_FILES
 from modeling_dalle_collab import DalleCollabConfig, DalleCollabProcessor
 from pipelines.image_codes.codec_code import open_codec
 from pipelines.image_codes.image_code_record import ImageCodeLayout
-from pipelines.image_codes.vqgan_codec import VQGANCodec
 from pipelines.training.run.task import RunRequest
 from pipelines.training.run.training_run import TrainingRun
 from pipelines.training.run.versions import package_version, required_versions
