@@ -9,6 +9,7 @@ import sys
 import traceback
 import warnings
 from http import HTTPStatus
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from .endpoint import current_endpoint
@@ -25,6 +26,7 @@ CLIENT_PACKAGES = frozenset({"huggingface_hub", "httpx", "httpx2", "datasets"})
 INTERRUPTED_EXIT_CODE = 130
 DISK_IS_FULL = re.compile(r"no space left|file too large|quota exceeded|disk is full", re.IGNORECASE)
 """What libraries that are not written in Python say of it, in errors of their own."""
+NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
 
 
 def run_command_line(app: "Typer", prog_name: str) -> NoReturn:
@@ -92,6 +94,7 @@ def explain_error(error: BaseException) -> str:
     explanation = _explain_hub_error(error) or _explain_connection_error(error)
     if explanation is None and isinstance(error, OSError) and error.strerror:
         explanation = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+        explanation += _cure_of_home(error)
     if isinstance(error, shutil.Error) and isinstance(error.args[0], list):  # of a folder's copy: one for each file
         explanation = str(error.args[0][0][-1])
     cure = ". Free some space, or choose a folder on another disk" if _is_full_disk(error) else ""
@@ -177,6 +180,17 @@ def _server_words(error: "HfHubHTTPError") -> str:
 def _repository_in(error: BaseException) -> str:
     repo_id, repo_type = getattr(error, "repo_id", None), getattr(error, "repo_type", None)
     return f"The {repo_type or 'model'} repository {repo_id}" if repo_id else "The repository"
+
+
+def _cure_of_home(error: OSError) -> str:
+    """Return what to do if the Hub client's folder, or one above it, cannot be written: HOME may belong to others."""
+    constants = sys.modules.get("huggingface_hub.constants")
+    if constants is None or error.errno not in NOT_WRITABLE or not isinstance(error.filename, str):
+        return ""
+    home, place = Path(constants.HF_HOME), Path(error.filename)
+    if not home.is_relative_to(place) and not place.is_relative_to(home):
+        return ""
+    return f". Downloads and keys are kept in {home}: set HF_HOME to a folder that you may write"
 
 
 def _explain_connection_error(error: BaseException) -> str | None:

@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 from transformers import BatchFeature, Pipeline
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
+from transformers.utils import is_vision_available
 
 if TYPE_CHECKING:
     from .modeling_dalle_collab import DalleCollabForConditionalGeneration
 
-OUTPUT_TYPES = ("pil", "codes")
+OUTPUT_TYPES = ("pil", "pt", "codes")
 CODEC_CLASS = "vqgan_codec.VQGANCodec"
 NUM_DECODED_TOGETHER = 16
 CODES_ALONE = 'Or request only image codes, which need no codec: output_type="codes".'
@@ -72,12 +73,12 @@ class TextToImagePipeline(Pipeline):
         """Draw for one caption, or for many together.
 
         One caption gives a list of `num_images_per_prompt` PIL pictures, and several give a list of such lists. With
-        `output_type="codes"` it is (candidate, image) or (prompt, candidate, image) int64. All other options are those
-        of the model's `generate_image_codes`: `top_k`, `top_p`, `temperature`, `seed`, ...
+        `output_type="pt"` it is ([prompt,] candidate, 3, height, width) uint8, with "codes" ([prompt,] candidate,
+        image) int64. All other options are those of the model's `generate_image_codes`: `top_k`, `seed`, ...
 
         Raises:
             ValueError: there is no caption, an option is invalid, or the codec is not the model's.
-            ImportError: the codec needs a library that is not installed.
+            ImportError: PIL pictures are requested and Pillow is not installed.
         """
         texts = (prompts,) if isinstance(prompts, str) else tuple(prompts)
         if not texts:
@@ -90,7 +91,8 @@ class TextToImagePipeline(Pipeline):
     ) -> tuple[dict, dict, dict]:
         if output_type is not None and output_type not in OUTPUT_TYPES:
             raise ValueError(f"output_type is {output_type!r}, expected one of {', '.join(OUTPUT_TYPES)}.")
-        return {}, generate_kwargs | ({} if output_type is None else {"output_type": output_type}), {}
+        kind = {} if output_type is None else {"output_type": output_type}
+        return {}, generate_kwargs | kind, kind
 
     def preprocess(self, prompts: tuple[str, ...]) -> BatchFeature:  # type: ignore[override]
         """Return the model's `input_ids`: (prompt, text) int64."""
@@ -104,16 +106,18 @@ class TextToImagePipeline(Pipeline):
         num_images_per_prompt: int = 1,
         **generate_kwargs: Any,
     ) -> dict[str, Tensor]:
-        codec = self.codec if output_type == "pil" else None  # a missing codec is reported before the work starts
+        if output_type == "pil" and not is_vision_available():
+            raise ImportError('Pillow is not installed: pip install pillow. Or request tensors: output_type="pt".')
+        codec = None if output_type == "codes" else self.codec  # a missing codec is reported before the work starts
         image_codes = self.model.generate_image_codes(
             model_inputs["input_ids"], num_candidates=num_images_per_prompt, **generate_kwargs
         )
         return {"image_codes": image_codes} if codec is None else {"pixels": _decode(codec, image_codes)}
 
-    def postprocess(self, model_outputs: dict[str, Tensor]) -> Any:  # type: ignore[override]
-        """Return image codes as they are, pixels as PIL pictures."""
-        if "image_codes" in model_outputs:
-            return model_outputs["image_codes"]
+    def postprocess(self, model_outputs: dict[str, Tensor], *, output_type: str = "pil") -> Any:  # type: ignore[override]
+        """Return tensors as they are, or PIL pictures."""
+        if output_type != "pil":
+            return next(iter(model_outputs.values()))
         from transformers.image_transforms import to_pil_image
 
         return [
@@ -151,11 +155,6 @@ class TextToImagePipeline(Pipeline):
             )
         try:
             return get_class_from_dynamic_module(CODEC_CLASS, repository, revision=own_folder.name)
-        except ImportError as error:
-            raise ImportError(
-                f"The codec's code cannot be imported ({_first_line(error)}). Pictures need two libraries: "
-                f"pip install taming-transformers-rom1504 einops. {CODES_ALONE}"
-            ) from error
         except OSError as error:
             raise ValueError(
                 f"{repository} has no vqgan_codec.py ({_first_line(error)}); expected the codec's code next to the "

@@ -156,7 +156,6 @@ MOST_FLOORS = 7
 """Folders of `training` that stand on each other."""
 
 PRICED = {
-    "taming": ("pipelines/image_codes/vqgan_codec.py",),
     "open_clip": ("pipelines/clip/clip_reranking.py",),
     "bitsandbytes": (
         "pipelines/training/optimizers/block_statistics.py",
@@ -302,7 +301,6 @@ def test_every_place_where_a_library_may_be_imported_does_import_it():
         ("modeling_dalle_collab/a.py", "import pipelines", "may import none of ours"),
         ("modeling_dalle_collab/a.py", "import einops", "travels with torch and transformers alone"),
         ("pipelines/swarm/a.py", "import spaces.landing_page", "imports spaces.landing_page"),
-        ("pipelines/image_codes/codebook.py", "from taming.modules import b", "vqgan_codec.py may"),
         ("pipelines/clip/clip_training.py", "import open_clip", "clip_reranking.py may"),
         ("pipelines/training/averaging/averager.py", "import bitsandbytes", "wire/codec.py may"),
         ("pipelines/generation/a.py", "import hivemind.utils", "pipelines/training/swarm_optimizer/, "),

@@ -130,7 +130,7 @@ def model_card(source: FinetuningSource, settings: dict[str, object]) -> str:
 # Fine-tuned from {plain(source.model_name)}
 
 A text-to-image transformer that was fine-tuned with `dalle-collab model finetune`. After
-`pip install transformers taming-transformers-rom1504 einops`:
+`pip install torch transformers pillow`:
 
 ```python
 from transformers import pipeline

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from pipelines.image_codes.vqgan_codec import VQGANCodec
 
-CODEC_CODE_FILES = ("vqgan_codec.py", "vqgan_config.py")
+CODEC_CODE_FILES = ("vqgan_codec.py", "vqgan_config.py", "vqgan_layers.py")
 
 MOST_CODEC_BYTES = 2**32
 """Of a codec's weights: the largest published ones have a tenth of it."""

@@ -1,13 +1,12 @@
-"""The VQGAN codec over taming-transformers' modules: pictures to codes and back. The one taming import.
+"""The VQGAN codec: pictures to codes and back.
 
-This file and `vqgan_config.py` travel with models to the Model Hub: no other file of the project is imported here.
+This file, `vqgan_layers.py` and `vqgan_config.py` travel with models to the Model Hub, where torch and transformers are
+enough: no other file of the project is imported here.
 
 Axis names: batch, height, width, num_codes (= grid_size * grid_size), embedding.
 """
 
-import contextlib
 import hashlib
-import io
 import json
 import os
 from collections.abc import Mapping
@@ -19,25 +18,15 @@ import torch
 import torch.nn.functional as F
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from taming.modules.diffusionmodules.model import Decoder, Encoder
-from taming.modules.vqvae.quantize import GumbelQuantize, VectorQuantizer2
 from torch import nn
 
 from .vqgan_config import CodecLoadError, VQGANConfig
+from .vqgan_layers import Decoder, Encoder
 
 __all__ = ["CONFIG_NAME", "WEIGHTS_NAME", "CodecLoadError", "VQGANCodec", "VQGANConfig"]
 
 CONFIG_NAME = "vqgan_config.json"
 WEIGHTS_NAME = "vqgan.safetensors"
-
-
-class PositionNorm(nn.GroupNorm):
-    """Normalises the channels of each position on its own; holds the parameters of the GroupNorm it replaces."""
-
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """hidden: (batch, channel, height, width) -> the same shape."""
-        normed = F.layer_norm(hidden.permute(0, 2, 3, 1), (self.num_channels,), self.weight, self.bias, self.eps)
-        return normed.permute(0, 3, 1, 2)
 
 
 class VQGANCodec(nn.Module):
@@ -49,15 +38,17 @@ class VQGANCodec(nn.Module):
     def __init__(self, config: VQGANConfig):
         super().__init__()
         self.config = config
-        # taming's Decoder prints its sizes; a library must not write on its caller's stdout.
-        with contextlib.redirect_stdout(io.StringIO()):
-            if not config.linear_encoder:
-                self.encoder = Encoder(**config.taming_arguments())
-            self.decoder = Decoder(**config.taming_arguments())
+        if not config.linear_encoder:
+            self.encoder: nn.Module = Encoder(config)
+        self.decoder = Decoder(config)
+        size, width = config.codebook_size, config.embedding_dim
         if config.quantizer == "gumbel":
-            self.quantize = GumbelQuantize(config.z_channels, config.embedding_dim, n_embed=config.codebook_size)
+            self.quantize = nn.ModuleDict(
+                {"proj": nn.Conv2d(config.z_channels, size, 1), "embed": nn.Embedding(size, width)}
+            )
         else:
-            self.quantize = VectorQuantizer2(config.codebook_size, config.embedding_dim, beta=0.25, legacy=False)
+            self.quantize = nn.ModuleDict({"embedding": nn.Embedding(size, width)})
+            nn.init.uniform_(self.codebook, -1 / size, 1 / size)
         if config.linear_encoder:
             factor = config.downsampling_factor
             self.encoder = nn.Conv2d(3, config.embedding_dim, factor, stride=factor)
@@ -66,22 +57,12 @@ class VQGANCodec(nn.Module):
             # taming's GumbelVQ keeps the first convolution at embedding_dim, which must then equal z_channels.
             self.quant_conv = nn.Conv2d(config.z_channels, config.embedding_dim, 1)
         self.post_quant_conv = nn.Conv2d(config.embedding_dim, config.z_channels, 1)
-        self._adapt_taming_modules()
         self.to(memory_format=torch.channels_last)
-
-    def _adapt_taming_modules(self) -> None:
-        for half in (self.decoder,) if self.config.linear_encoder else (self.encoder, self.decoder):
-            if not self.config.middle_attention:
-                half.mid.attn_1 = nn.Identity()
-            if self.config.normalisation == "position":
-                for module in half.modules():
-                    if type(module) is nn.GroupNorm:
-                        module.__class__ = PositionNorm
 
     @property
     def codebook(self) -> torch.Tensor:
         """(codebook_size, embedding) float32."""
-        return self.quantize.embed.weight if self.config.quantizer == "gumbel" else self.quantize.embedding.weight
+        return self.quantize["embed" if self.config.quantizer == "gumbel" else "embedding"].weight
 
     @property
     def fingerprint(self) -> str:
@@ -127,7 +108,7 @@ class VQGANCodec(nn.Module):
     def nearest_codes(self, latents: torch.Tensor) -> torch.Tensor:
         """(batch, embedding, grid, grid) -> (batch, grid, grid) int64."""
         if self.config.quantizer == "gumbel":
-            return self.quantize.proj(latents).argmax(dim=1)
+            return self.quantize["proj"](latents).argmax(dim=1)
         flat = latents.permute(0, 2, 3, 1)  # (batch, grid, grid, embedding)
         if self.config.quantizer == "cosine":  # the latent's own length changes no maximum
             return (flat @ self.codebook.T).argmax(dim=-1)

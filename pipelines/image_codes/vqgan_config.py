@@ -1,7 +1,6 @@
 """The sizes of a VQGAN codec. Light: no torch."""
 
 from dataclasses import dataclass
-from typing import Any
 
 QUANTIZERS = ("gumbel", "nearest", "cosine")
 NORMALISATIONS = ("group", "position")
@@ -81,18 +80,3 @@ class VQGANConfig:
     def num_codes(self) -> int:
         """Codes of one image."""
         return self.grid_size**2
-
-    def taming_arguments(self) -> dict[str, Any]:
-        """The `ddconfig` of taming's Encoder and Decoder."""
-        return {
-            "double_z": False,
-            "z_channels": self.z_channels,
-            "resolution": self.image_size // self.patch_size,
-            "in_channels": 3 * self.patch_size**2,
-            "out_ch": 3 * self.patch_size**2,
-            "ch": self.channels,
-            "ch_mult": self.channel_multipliers,
-            "num_res_blocks": self.num_residual_blocks,
-            "attn_resolutions": self.attention_resolutions,
-            "dropout": 0.0,
-        }

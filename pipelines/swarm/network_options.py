@@ -8,8 +8,9 @@ from pathlib import Path
 class NetworkOptions:
     """Local choices of one node."""
 
-    host_addresses: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/0",)
-    """Multiaddresses to listen on. On one machine: `/ip4/127.0.0.1/tcp/0`."""
+    host_addresses: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/0", "/ip6/::/tcp/0")
+    """Multiaddresses to listen on; one that this machine lacks is left out if another is there. On one machine:
+    `/ip4/127.0.0.1/tcp/0`."""
 
     announce_addresses: tuple[str, ...] = ()
     """Multiaddresses to announce, if they differ from those listened on (port forwarding)."""

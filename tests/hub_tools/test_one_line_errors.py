@@ -1,5 +1,6 @@
 """What a person reads when something goes wrong on the command line."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -7,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from huggingface_hub import constants
 
 from hub_tools.endpoint import current_endpoint, is_public_hub
 from hub_tools.one_line_errors import explain_error
@@ -231,3 +233,15 @@ def test_the_endpoint_is_the_client_s_own():
     from huggingface_hub import constants
 
     assert current_endpoint() == constants.ENDPOINT
+
+
+def test_a_home_that_cannot_be_written_names_the_variable_that_moves_it():
+    home = Path(constants.HF_HOME)
+    for number in (errno.EACCES, errno.EROFS, errno.ENOTDIR):
+        for place in (home, home / "hub" / "models", home.parent):
+            said = explain_error(OSError(number, "No", str(place)))
+            assert said == (
+                f"{place}: No. Downloads and keys are kept in {home}: set HF_HOME to a folder that you may write"
+            )
+    for elsewhere in (OSError(errno.EACCES, "No", "pictures"), OSError(errno.ENOENT, "No", str(home / "absent"))):
+        assert explain_error(elsewhere) == f"{elsewhere.filename}: No"

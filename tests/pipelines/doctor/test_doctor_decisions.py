@@ -32,6 +32,7 @@ from pipelines.doctor.swarm_checks import (
     connected_groups,
 )
 from pipelines.swarm.dialling import Call, parse_address
+from pipelines.swarm.network_options import NetworkOptions
 from pipelines.swarm.probe_result import EntryFinding, SwarmFinding
 from pipelines.swarm.servers.complaints import Accused
 from pipelines.swarm.servers.server_record import ServerRecord
@@ -393,3 +394,8 @@ def test_a_complaint_is_shown_as_a_claim_and_stops_nobody():
     assert "about ann by 2, who say that 9 candidates are off by 2.5e-01, honest ones by at most 1.0e-05" in found.seen
     assert "\x1b" not in found.line() and "Claims are no proof" in found.cure and "--swarm --audit" in found.cure
     assert len(check_complaints("org/run", [accused("Q" * 96, "x")] * 32, []).line()) < 2000
+
+
+def test_without_a_choice_a_peer_listens_on_both_kinds_of_addresses():
+    addresses = [parse_address(text) for text in NetworkOptions().host_addresses]
+    assert [(address.kind, address.port) for address in addresses] == [("ip4", 0), ("ip6", 0)]

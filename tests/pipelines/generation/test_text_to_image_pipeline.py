@@ -11,7 +11,7 @@ import pytest
 import torch
 from huggingface_hub import HfApi, constants
 from huggingface_hub.utils import disable_progress_bars
-from isolation import PROJECT, environment_without
+from isolation import PROJECT, environment_without, packages_beside
 from transformers import AutoModel, AutoProcessor, pipeline
 
 from modeling_dalle_collab import DalleCollabForConditionalGeneration, DalleCollabProcessor
@@ -23,11 +23,14 @@ from pipelines.image_codes.vqgan_codec import VQGANCodec
 PROMPTS = ["a red star", "a green circle on the left"]
 REPOSITORY, CODEC_REPOSITORY = "org/pipeline-birds", "org/pipeline-codec"
 
+ENOUGH = ("torch", "transformers", "pillow")
+"""What a reader is told to install to draw with a published model."""
+
 ELSEWHERE = """
 import json, sys
 
 import torch
-from transformers import pipeline
+from transformers import AutoModel, AutoProcessor, pipeline
 
 torch.set_num_threads(1)
 model, init_options, call_options = *sys.argv[1:3], json.loads(sys.argv[3])
@@ -38,11 +41,16 @@ except (ValueError, ImportError) as error:
     print(json.dumps({"error": f"{type(error).__name__}: {error}"}))
 else:
     assert type(draw).__module__.startswith("transformers_modules."), type(draw)
-    codes = draw(**call_options | {"output_type": "codes"}).tolist()
+    codes = draw(**call_options | {"output_type": "codes"})
     pixels = drawn.tolist() if hasattr(drawn, "tolist") else [
         [list(picture.convert("RGB").tobytes()) for picture in row] for row in drawn
     ]
-    print(json.dumps({"pixels": pixels, "codes": codes, "heavy": sorted({"taming", "PIL"} & set(sys.modules))}))
+    apart, processor = (part.from_pretrained(model, trust_remote_code=True) for part in (AutoModel, AutoProcessor))
+    options = {name: value for name, value in call_options.items() if name not in ("prompts", "output_type")}
+    options["num_candidates"] = options.pop("num_images_per_prompt")
+    assert torch.equal(apart.generate_image_codes(**processor(text=call_options["prompts"]), **options), codes)
+    decoded = draw.codec.decode(codes.flatten(0, 1)).mul(255).round().to(torch.uint8)
+    print(json.dumps({"pixels": pixels, "codes": codes.tolist(), "decoded": decoded.tolist()}))
 """
 
 
@@ -116,27 +124,30 @@ def expected_pixels(codec, codes):
 
 
 @pytest.mark.slow
-def test_where_only_transformers_and_taming_are_installed_pictures_are_the_decoded_codes(
+def test_where_only_torch_transformers_and_pillow_are_installed_pictures_are_the_decoded_codes(
     draw_elsewhere, expected_codes, tiny_codec
 ):
-    drawn = draw_elsewhere(**FEW)
+    hidden = packages_beside(ENOUGH)
+    assert {"taming", "torchvision", "pytorch_lightning", "einops", "hivemind", "datasets", "gradio"} <= hidden
+    drawn = draw_elsewhere(missing=hidden, **FEW)
     assert drawn["codes"] == expected_codes.tolist()
     expected = expected_pixels(VQGANCodec.from_pretrained(tiny_codec), expected_codes.flatten(0, 1))
     pixels = torch.tensor(drawn["pixels"]).view(6, 16, 16, 3).permute(0, 3, 1, 2)
     # The other process adds in another order, so that what lies between two shades may become either.
-    differences = (pixels - expected.long()).abs()
-    assert differences.max() <= 1 and (differences > 0).float().mean() < 0.01
+    for seen in (pixels, torch.tensor(drawn["decoded"])):
+        differences = (seen - expected.long()).abs()
+        assert differences.max() <= 1 and (differences > 0).float().mean() < 0.01
 
 
 @pytest.mark.slow
-def test_without_taming_codes_are_drawn_and_pictures_say_what_to_install(draw_elsewhere, expected_codes):
-    drawn = draw_elsewhere(missing=("taming", "einops"), output_type="codes", **FEW)
-    assert drawn["pixels"] == drawn["codes"] == expected_codes.tolist()
-    assert "taming" not in drawn["heavy"]
-    for missing in ("taming", "einops"):
-        error = draw_elsewhere(missing=[missing])["error"]
-        assert error.startswith("ImportError: The codec's code cannot be imported (") and missing in error
-        assert "pip install taming-transformers-rom1504 einops" in error and 'output_type="codes"' in error
+def test_without_pillow_there_are_tensors_and_pictures_say_what_to_install(draw_elsewhere, expected_codes):
+    hidden = packages_beside(["torch", "transformers"])
+    assert "PIL" in hidden
+    drawn = draw_elsewhere(missing=hidden, output_type="pt", **FEW)
+    assert drawn["codes"] == expected_codes.tolist()
+    assert torch.equal(torch.tensor(drawn["pixels"]).flatten(0, 1), torch.tensor(drawn["decoded"]))
+    error = draw_elsewhere(missing=hidden, **FEW)["error"]
+    assert error.startswith("ImportError: Pillow is not installed: pip install pillow.") and 'output_type="pt"' in error
 
 
 @pytest.mark.slow
@@ -192,6 +203,14 @@ def test_options_of_the_pipeline_hold_for_its_calls_and_a_call_overrides_them(pu
     assert not torch.equal(draw(PROMPTS, seed=6), expected_codes)
 
 
+def test_tensors_are_the_pixels_of_the_pictures(installed):
+    pixels = installed(PROMPTS, seed=5, output_type="pt", **FEW)
+    assert pixels.shape == (2, 3, 3, 16, 16) and pixels.dtype == torch.uint8
+    pictures = installed(PROMPTS[0], seed=5, **FEW)
+    assert all(np.array_equal(np.asarray(a), b.permute(1, 2, 0)) for a, b in zip(pictures, pixels[0], strict=True))
+    assert torch.equal(installed(PROMPTS[0], seed=5, output_type="pt", **FEW), pixels[0])
+
+
 def test_many_pictures_are_decoded_in_parts(installed):
     codes = installed(PROMPTS, num_images_per_prompt=20, output_type="codes")
     pictures = installed(PROMPTS, num_images_per_prompt=20)
@@ -215,7 +234,7 @@ def test_the_installed_class_never_runs_the_repositorys_code(published):
     [
         ([], {}, "There is no prompt: expected a caption or a list of captions"),
         ([None], {}, r"Caption 0 is None \(NoneType\), expected a string"),
-        ("a", {"output_type": "jpeg"}, "output_type is 'jpeg', expected one of pil, codes"),
+        ("a", {"output_type": "jpeg"}, "output_type is 'jpeg', expected one of pil, pt, codes"),
         ("a", {"num_images_per_prompt": 0}, "num_candidates is 0, expected at least 1"),
         ("a", {"top_p": 2}, "top_p is 2, expected a probability"),
     ],

@@ -11,7 +11,7 @@ from pipelines.chaos.tiny_material import save_tiny_codec
 from pipelines.image_codes import codec_code
 from pipelines.image_codes.codec_code import CODEC_CODE_FILES, copy_codec_code, open_codec
 
-LIBRARIES = {"torch", "safetensors", "taming", "huggingface_hub"}
+LIBRARIES = {"torch", "safetensors", "huggingface_hub"}  # transformers requires the last two
 
 
 def test_the_copied_files_are_all_that_the_codec_imports_from_the_project(tmp_path):

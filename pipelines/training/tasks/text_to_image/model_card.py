@@ -31,7 +31,7 @@ _USE = """```bash
 dalle-collab generate {repository} "a caption" --candidates 128 --keep 4 --output grid.png
 ```
 
-Or with nothing of this project, after `pip install transformers taming-transformers-rom1504 einops`:
+Or with nothing of this project, after `pip install torch transformers pillow`:
 
 ```python
 from transformers import pipeline
@@ -41,8 +41,8 @@ draw("a caption", num_images_per_prompt=4, seed=1)[0].save("picture.png")
 ```
 
 `trust_remote_code=True` runs the code in this repository: read it first, and pin the commit that you read with
-`revision=`. `AutoModel` and `AutoProcessor` load the parts; `output_type="codes"` gives image codes and needs
-`transformers` alone."""
+`revision=`. `AutoModel` and `AutoProcessor` load the parts; `output_type="pt"` gives tensors, `output_type="codes"`
+image codes."""
 
 _LIMITS = """The model knows what the pictures and captions of {dataset} show and no more; it repeats their biases, and
 nothing filters what it draws. Captions in another language or style than the dataset's are not understood, and what

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import torch
 from PIL import Image
@@ -10,10 +9,8 @@ from PIL import Image
 from modeling_dalle_collab import DalleCollabProcessor
 from pipelines.image_codes.codec_code import open_codec
 from pipelines.image_codes.thumbnails import draw_thumbnails, to_picture
+from pipelines.image_codes.vqgan_codec import VQGANCodec
 from pipelines.training.metrics.reel import REEL_SEED
-
-if TYPE_CHECKING:
-    from pipelines.image_codes.vqgan_codec import VQGANCodec
 
 PICTURES_PER_PROMPT = 4
 PICTURE_SIDE = 96
@@ -27,7 +24,7 @@ class ReelDrawer:
         self._processor = processor
 
     @cached_property
-    def _codec(self) -> "VQGANCodec":
+    def _codec(self) -> VQGANCodec:
         revision = self._processor.image_codec_revision
         return open_codec(self._processor.image_codec_repository, revision=revision)
 
