@@ -11,7 +11,7 @@ from torch import Tensor
 from .cache_dalle_collab import GenerationCache
 from .generation_dalle_collab import ImageCodeGeneration
 from .guessing_dalle_collab import WINDOWS
-from .inputs_dalle_collab import check_attention_mask, check_image_prompt, check_text
+from .inputs_dalle_collab import check_attention_mask, check_image_prompt, check_text, require_ids
 
 
 class ImageCodeCache:
@@ -65,7 +65,7 @@ def read_codes(
     """
     config, device = model.config, model.model.token_embedding.weight.device
     if past is None:
-        check_text(input_ids, config, device)
+        check_text(require_ids("input_ids", input_ids), config, device)
     elif not isinstance(past, ImageCodeCache):
         raise ValueError(
             f"past_key_values is a {type(past).__name__}, expected what a pass with use_cache=True has returned."
@@ -75,8 +75,7 @@ def read_codes(
             "input_ids differ from those that past_key_values has read, expected the same or none. "
             "Start without past_key_values, or reorder them with past_key_values.select(rows)."
         )
-    ids = input_ids if past is None else past.input_ids
-    assert ids is not None
+    ids = require_ids("input_ids", input_ids if past is None else past.input_ids)
     codes = ids.new_zeros(len(ids), 0) if image_codes is None else image_codes
     check_image_prompt(codes, config, device, batch=len(ids))
     if attention_mask is not None:

@@ -19,7 +19,7 @@ from .cache_dalle_collab import GenerationCache, GenerationLayers, Prefix
 from .captured_dalle_collab import CapturedStep
 from .configuration_dalle_collab import DalleCollabConfig
 from .guessing_dalle_collab import WINDOWS, Guesses, WindowChoice
-from .inputs_dalle_collab import check_attention_mask, check_image_prompt, check_text, refuse_effects
+from .inputs_dalle_collab import check_attention_mask, check_image_prompt, check_text, refuse_effects, require_ids
 from .linear_dalle_collab import Products, multiply, product_of, use_products
 from .offloaded_dalle_collab import with_offloaded_weights
 from .packed_dalle_collab import can_pack, packed_product, replace_by_int8
@@ -182,7 +182,7 @@ class ImageCodeGeneration(nn.Module):
         they change nothing; `attention_mask` may hide padding alone. Raises `ValueError` for one that would.
         """
         settings = generation_config or self.generation_config
-        input_ids = inputs if input_ids is None else input_ids
+        input_ids = require_ids("input_ids", inputs if input_ids is None else input_ids)
         check_text(input_ids, self.config, self.model.token_embedding.weight.device)
         if attention_mask is not None:
             check_attention_mask(attention_mask, input_ids, self.config)

@@ -27,6 +27,13 @@ _CURES = {
 }
 
 
+def require_ids(name: str, ids: Tensor | None) -> Tensor:
+    """Return ids; raise `ValueError` if they are missing, or not a tensor."""
+    if not isinstance(ids, Tensor):
+        raise ValueError(f"{name} is {_shown(ids)}, expected a tensor of integers, a row a sample. {_CURES[name]}")
+    return ids
+
+
 def check_text(input_ids: Tensor, config: DalleCollabConfig, device: torch.device) -> None:
     """Raise `ValueError` unless `input_ids` is (batch, text) integers in [0, text_vocab_size) on that device."""
     _check_ids("input_ids", input_ids, config.text_sequence_length, config.text_vocab_size)
@@ -98,8 +105,7 @@ def _check_device(name: str, ids: Tensor, device: torch.device) -> None:
 
 
 def _check_ids(name: str, ids: Tensor, length: int, size: int) -> None:
-    if not isinstance(ids, Tensor):
-        raise ValueError(f"{name} is {_shown(ids)}, expected a tensor (batch, {length}) of integers. {_CURES[name]}")
+    ids = require_ids(name, ids)
     if ids.dim() == 3 and name != "input_ids":
         raise ValueError(
             f"{name} has shape {tuple(ids.shape)}, expected (batch, {length}): these are {ids.shape[1]} candidates of "

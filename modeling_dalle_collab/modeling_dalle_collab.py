@@ -21,7 +21,7 @@ from .blocks_dalle_collab import DalleCollabBranch, DalleCollabStack, Taps
 from .code_cache_dalle_collab import ImageCodeCache, read_codes
 from .configuration_dalle_collab import AUTO_MAP, CUSTOM_PIPELINES, DalleCollabConfig
 from .generation_dalle_collab import ImageCodeGeneration
-from .inputs_dalle_collab import check_attention_mask, check_image_codes, check_text, refuse_effects
+from .inputs_dalle_collab import check_attention_mask, check_image_codes, check_text, refuse_effects, require_ids
 from .linear_dalle_collab import Gradients, add_gradients_to, current_gradient_sums, is_plain
 from .offloaded_dalle_collab import with_offloaded_weights
 from .table_dalle_collab import cross_entropy, look_up, table_rows
@@ -263,6 +263,7 @@ class DalleCollabForConditionalGeneration(  # type: ignore[misc]
             refuse_effects("A pass with a cache", others | asked, "Pass the whole image without a cache.")
             logits, past = read_codes(self, input_ids, image_codes, past_key_values, attention_mask)
             return DalleCollabOutput(logits=self._padded(logits), past_key_values=past)
+        input_ids = require_ids("input_ids", input_ids)
         if self.training and self.config.caption_dropout:
             input_ids = self._drop_captions(input_ids)
         sums: Gradients | None = {} if not return_logits and self._adds_gradients_up() else None
