@@ -189,7 +189,7 @@ class ImageCodeGeneration(nn.Module):
         unknown = {
             name: value for name, value in vars(settings).items() if name not in (*FROM_GENERATION_CONFIG, *_COUNTS)
         }
-        unknown |= {name: options.pop(name) for name in set(options) - {*FROM_GENERATION_CONFIG, *_COUNTS, *_PASSED_ON}}
+        unknown |= {name: options.pop(name) for name in set(options) - known - _PASSED_ON}
         refuse_effects(
             "generate", unknown, "Leave it out; a logits_processor or stopping_criteria can sample another way."
         )
