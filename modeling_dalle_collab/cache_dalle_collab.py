@@ -50,6 +50,11 @@ class Prefix:
         """Number of image codes that have been read."""
         return self.shifted[0].shape[1] if self.shifted else 0
 
+    def select(self, rows: Tensor) -> "Prefix":
+        """Return a prefix of these prompts, some perhaps repeatedly: (row,) int64."""
+        lists = {name: [part[rows] for part in getattr(self, name)] for name in LIST_FIELDS}
+        return Prefix(hidden=self.hidden[rows], **lists)
+
     def join(self, other: "Prefix") -> "Prefix":
         """Return one prefix of this one's prompts and then the other's."""
         lists = {
@@ -249,6 +254,18 @@ class GenerationCache:
                 rotations=rotations, reading=readings[kind], written=written, passed_on=passed_on,
             )  # fmt: skip
         return first, second
+
+    def select(self, rows: Tensor) -> "GenerationCache":
+        """Return a cache of its own that goes on with these samples, (row,) int64, one for each prompt."""
+        other = GenerationCache(
+            self.stack, self.prefix.select(rows.div(self.num_candidates, rounding_mode="floor")), 1,
+            window=self.window, static=self.static, compiled=self.compiled, layers=self.layers,
+        )  # fmt: skip
+        for kept, target in zip(self.images, other.images, strict=True):
+            target.copy_(kept.unflatten(0, (len(self.samples), -1))[rows].flatten(0, 1))
+        for kept, target in zip(self.shifted, other.shifted, strict=True):
+            target[:-1].copy_(kept[:-1].unflatten(0, (len(self.samples), -1))[rows].flatten(0, 1))
+        return other
 
     def with_window(self, window: int, num_read: Tensor) -> "GenerationCache":
         """Return a cache for smaller passes with what this one has read: (sample,) `num_read` codes of each sample.

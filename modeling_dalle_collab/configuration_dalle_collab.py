@@ -48,6 +48,7 @@ class DalleCollabConfig(PreTrainedConfig):
 
     model_type = "dalle_collab"
     _auto_class: ClassVar[str | None] = "AutoConfig"
+    keys_to_ignore_at_inference: ClassVar[list[str]] = ["text_loss", "image_loss", "past_key_values"]
 
     text_vocab_size: int = 32100
     """Size of the tokenizer's vocabulary."""

@@ -6,6 +6,7 @@ Axes: prompt, candidate, sample (prompt-major), image (the places of all codes),
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,21 +19,29 @@ from .cache_dalle_collab import GenerationCache, GenerationLayers, Prefix
 from .captured_dalle_collab import CapturedStep
 from .configuration_dalle_collab import DalleCollabConfig
 from .guessing_dalle_collab import WINDOWS, Guesses, WindowChoice
-from .inputs_dalle_collab import check_image_prompt, check_text
+from .inputs_dalle_collab import check_attention_mask, check_image_prompt, check_text, refuse_effects, require_ids
 from .linear_dalle_collab import Products, multiply, product_of, use_products
+from .offloaded_dalle_collab import with_offloaded_weights
 from .packed_dalle_collab import can_pack, packed_product, replace_by_int8
 from .sampling_dalle_collab import (
     FROM_GENERATION_CONFIG,
     SamplingOptions,
     candidate_batches,
     candidate_numbers,
-    check_generation_settings,
     choose_codes,
+    process_logits,
 )
 from .table_dalle_collab import table_rows
 
 if TYPE_CHECKING:
     from .modeling_dalle_collab import DalleCollabModel
+
+
+# What `generate` takes of a `GenerationConfig`, and what it passes on to `generate_image_codes`.
+_COUNTS = ("do_sample", "max_new_tokens", "num_return_sequences")
+_PASSED_ON = {item.name for item in fields(SamplingOptions)} | {
+    *("seed", "image_prompt", "null_input_ids", "candidate_batch_size", "on_progress")
+}
 
 
 class ImageCodeGeneration(nn.Module):
@@ -51,6 +60,7 @@ class ImageCodeGeneration(nn.Module):
         )
 
     @torch.no_grad()
+    @with_offloaded_weights
     def generate_image_codes(
         self,
         input_ids: Tensor,
@@ -67,7 +77,8 @@ class ImageCodeGeneration(nn.Module):
 
         `image_prompt`, (batch, given) int64, are the first codes of each image, which is completed from there.
         `sampling` are the fields of `SamplingOptions`: `top_k` (256), `top_p`, `temperature`, `guidance_scale`,
-        `num_image_codes`, `cache_implementation`, `window`, `compile_step`. `null_input_ids`, (1, text), is the caption
+        `num_image_codes`, `cache_implementation`, `window`, `compile_step`, `logits_processor`, `stopping_criteria`,
+        after which there may be fewer codes. `null_input_ids`, (1, text), is the caption
         that guidance moves away from; padding if None.
 
         A candidate depends only on (seed, its caption's row, its own number), whatever `candidate_batch_size` and
@@ -81,9 +92,14 @@ class ImageCodeGeneration(nn.Module):
         _check_counts(num_candidates, candidate_batch_size)
         self._check_prompts(input_ids, image_prompt, null_input_ids)
         num_given, length = self._places(image_prompt, options)
+        if options.stopping_criteria and len(input_ids) * num_candidates > candidate_batch_size:
+            raise ValueError(
+                f"candidate_batch_size is {candidate_batch_size}, expected at least the "
+                f"{len(input_ids) * num_candidates} samples: stopping_criteria end them together."
+            )
         report = _Progress(len(input_ids) * num_candidates * max(0, length - num_given), on_progress)
         rows = []
-        with self._in_evaluation_mode():
+        with self.in_evaluation_mode():
             products = self._packed(options)
             for prompts, parts in candidate_batches(len(input_ids), num_candidates, candidate_batch_size):
                 rows_of = slice(prompts.start, prompts.stop)
@@ -95,11 +111,12 @@ class ImageCodeGeneration(nn.Module):
                     numbers = candidate_numbers(seed, prompts, part, self.config.num_image_codes)
                     for guesses, num_new in self._sample_codes(prefix, given, numbers, options, products):  # noqa: B007
                         report.add(num_new)
-                    batches.append(self._finished(guesses, length, len(prompts)))
+                    batches.append(self._finished(guesses, min(guesses.known), len(prompts)))
                 rows.append(torch.cat(batches, dim=1))
         return torch.cat(rows)
 
     @torch.no_grad()
+    @with_offloaded_weights
     def stream_image_codes(
         self,
         input_ids: Tensor,
@@ -130,7 +147,7 @@ class ImageCodeGeneration(nn.Module):
         if tuple(numbers.shape) != expected:
             raise ValueError(f"numbers has shape {tuple(numbers.shape)}, expected {expected}: one row for a sample.")
         shown = 0
-        with self._in_evaluation_mode():
+        with self.in_evaluation_mode():
             products = self._packed(options)
             with use_products(products):
                 prefix = self._read_prompts(input_ids, image_prompt, null_input_ids, options)
@@ -141,18 +158,44 @@ class ImageCodeGeneration(nn.Module):
                 if done > shown:
                     shown = done
                     yield self._finished(guesses, done, len(input_ids))
+            if (done := min(guesses.known)) > shown:  # stopped before
+                yield self._finished(guesses, done, len(input_ids))
 
-    def generate(self, input_ids: Tensor, generation_config: GenerationConfig | None = None, **options: Any) -> Tensor:
+    @torch.no_grad()
+    @with_offloaded_weights
+    def generate(
+        self,
+        input_ids: Tensor | None = None,
+        generation_config: GenerationConfig | None = None,
+        logits_processor: Any = (),
+        stopping_criteria: Any = (),
+        *,
+        inputs: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        **options: Any,
+    ) -> Tensor:
         """Sample as `generation_config` says: (batch, text) to (batch * num_return_sequences, image) int64 codes.
 
         `options` override the configuration (`top_k`, `top_p`, `temperature`, `do_sample`, `num_return_sequences`,
         `guidance_scale`, `max_new_tokens`, `cache_implementation`) or are those of `generate_image_codes`. Without
-        `seed` one is drawn from torch's global generator. Raises `ValueError` for a configuration that asks for more.
+        `seed` one is drawn from torch's global generator. transformers' other arguments and settings may be there if
+        they change nothing; `attention_mask` may hide padding alone. Raises `ValueError` for one that would.
         """
         settings = generation_config or self.generation_config
-        check_generation_settings(vars(settings))
+        input_ids = require_ids("input_ids", inputs if input_ids is None else input_ids)
+        check_text(input_ids, self.config, self.model.token_embedding.weight.device)
+        if attention_mask is not None:
+            check_attention_mask(attention_mask, input_ids, self.config)
+        unknown = {
+            name: value for name, value in vars(settings).items() if name not in (*FROM_GENERATION_CONFIG, *_COUNTS)
+        }
+        unknown |= {name: options.pop(name) for name in set(options) - known - _PASSED_ON}
+        refuse_effects(
+            "generate", unknown, "Leave it out; a logits_processor or stopping_criteria can sample another way."
+        )
         greedy = not options.pop("do_sample", settings.do_sample)
         sampling = {name: options.pop(name, getattr(settings, name, None)) for name in FROM_GENERATION_CONFIG}
+        sampling |= {"logits_processor": logits_processor, "stopping_criteria": stopping_criteria}
         if greedy:
             sampling["temperature"] = 0.0
         defaults = {"temperature": 1.0, "guidance_scale": 1.0, "cache_implementation": "dynamic"}
@@ -195,7 +238,10 @@ class ImageCodeGeneration(nn.Module):
     def _sample_codes(
         self, prefix: Prefix, given: Tensor | None, numbers: Tensor, options: SamplingOptions, products: Products
     ) -> Iterator[tuple[Guesses, int]]:
-        """Yield the codes after each pass, and how many of all samples became final in it."""
+        """Yield the codes after each pass, and how many of all samples became final in it.
+
+        With `logits_processor` or `stopping_criteria`, whose window is 1, all samples are equally long.
+        """
         num_prompts = len(prefix.hidden) // (1 if options.guidance_scale == 1 else 2)
         num_candidates, (num_given, length) = len(numbers) // num_prompts, self._places(given, options)
         numbers = numbers.to(prefix.hidden.device)
@@ -208,9 +254,14 @@ class ImageCodeGeneration(nn.Module):
         choice = WindowChoice(predict.windows)
         with use_products(products):  # not around a yield, where the caller goes on
             logits = predict.first()
-        first = choose_codes(logits, numbers[:, num_given], options)
+        first = choose_codes(self._processed(logits, guesses, options), numbers[:, num_given], options)
         yield guesses, sum(guesses.learn(first[:, None].tolist(), length))
+        may_end = torch.zeros(len(numbers), dtype=torch.bool, device=numbers.device)
         while min(guesses.known) < length:
+            for criterion in options.stopping_criteria:
+                may_end |= torch.as_tensor(criterion(self._so_far(guesses), None), device=may_end.device)
+            if may_end.all():
+                return
             started, window = time.perf_counter(), choice.next()
             codes = torch.tensor(guesses.ahead(window, length), device=numbers.device)  # (sample, step)
             places = torch.tensor(guesses.known, device=numbers.device)[:, None] + torch.arange(
@@ -219,16 +270,25 @@ class ImageCodeGeneration(nn.Module):
             with use_products(products):
                 logits = predict.after(codes, places - 1)  # (sample, step, code)
             drawn = numbers.gather(1, places.clamp(max=numbers.shape[1] - 1))
-            chosen = choose_codes(logits.flatten(0, 1), drawn.flatten(), options)
+            logits = self._processed(logits.flatten(0, 1), guesses, options)
+            chosen = choose_codes(logits, drawn.flatten(), options)
             news = guesses.learn(chosen.view_as(codes).tolist(), length)
             choice.learn(window, time.perf_counter() - started, news)
             yield guesses, sum(news)
+
+    def _processed(self, logits: Tensor, guesses: Guesses, options: SamplingOptions) -> Tensor:
+        """Return (sample, code) logits as processors leave them, if there are any."""
+        return process_logits(logits, self._so_far(guesses), options) if options.logits_processor else logits
+
+    def _so_far(self, guesses: Guesses) -> Tensor:
+        """Return the codes of samples that are equally long: (sample, number) int64."""
+        return self._finished(guesses, min(guesses.known), 1)[0]
 
     def _finished(self, guesses: Guesses, number: int, num_prompts: int) -> Tensor:
         """Return the first codes of all samples: (prompt, candidate, number) int64."""
         device = self.model.token_embedding.weight.device
         codes = torch.tensor([row[:number] for row in guesses.rows], dtype=torch.int64, device=device)
-        return codes.view(num_prompts, -1, number)
+        return codes.view(num_prompts, len(codes) // num_prompts, number)
 
     def _places(self, image_prompt: Tensor | None, options: SamplingOptions) -> tuple[int, int]:
         """Return how many codes are given, and how many to produce."""
@@ -244,7 +304,7 @@ class ImageCodeGeneration(nn.Module):
             check_text(null_input_ids, self.config, device)
 
     @contextmanager
-    def _in_evaluation_mode(self) -> Iterator[None]:
+    def in_evaluation_mode(self) -> Iterator[None]:
         was_training = self.training
         self.eval()
         try:

@@ -15,13 +15,15 @@ from torch import Tensor, nn
 from transformers import GenerationMixin, PreTrainedModel
 from transformers import initialization as init
 from transformers.modeling_outputs import BaseModelOutput
-from transformers.utils import ModelOutput
+from transformers.utils import ModelOutput, can_return_tuple
 
 from .blocks_dalle_collab import DalleCollabBranch, DalleCollabStack, Taps
+from .code_cache_dalle_collab import ImageCodeCache, read_codes
 from .configuration_dalle_collab import AUTO_MAP, CUSTOM_PIPELINES, DalleCollabConfig
 from .generation_dalle_collab import ImageCodeGeneration
-from .inputs_dalle_collab import check_image_codes, check_text
+from .inputs_dalle_collab import check_attention_mask, check_image_codes, check_text, refuse_effects, require_ids
 from .linear_dalle_collab import Gradients, add_gradients_to, current_gradient_sums, is_plain
+from .offloaded_dalle_collab import with_offloaded_weights
 from .table_dalle_collab import cross_entropy, look_up, table_rows
 
 # `<bos>` has no id of its own: it is row 0 of the embedding, as in the model's ancestor. A text id 0 never gets there,
@@ -45,6 +47,8 @@ class DalleCollabOutput(ModelOutput):
     """As in `DalleCollabModel`, if asked for."""
     attentions: tuple[Tensor, ...] | None = None
     """As in `DalleCollabModel`, if asked for."""
+    past_key_values: ImageCodeCache | None = None
+    """What has been read, to go on from, after a pass with `use_cache=True`."""
 
 
 class DalleCollabPreTrainedModel(PreTrainedModel):
@@ -59,6 +63,7 @@ class DalleCollabPreTrainedModel(PreTrainedModel):
     supports_gradient_checkpointing = True  # in place of `config.recompute`, which is the cheaper option
     _no_split_modules = ("DalleCollabStack",)  # type: ignore[assignment]
     _supports_sdpa = True
+    accepts_loss_kwargs = False  # else transformers' Trainer takes `**others` for the number of labels in a step
     _auto_class = "AutoModel"  # type: ignore[assignment]
 
     @torch.no_grad()
@@ -136,28 +141,36 @@ class DalleCollabModel(DalleCollabPreTrainedModel):
         """Return the tied table: rows of text ids, of position-wise padding ids, then of image codes."""
         return self.token_embedding
 
+    @can_return_tuple
+    @with_offloaded_weights
     def forward(
         self,
         input_ids: Tensor,
         image_codes: Tensor,
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
+        attention_mask: Tensor | None = None,
+        **others: object,
     ) -> BaseModelOutput:
         """Return the normalised hidden states (batch, text + image, hidden) that predict each text id and image code.
 
         `input_ids`: (batch, text) integers in [0, text_vocab_size); `image_codes`: (batch, image) integers in
         [0, codebook_size). On demand also `hidden_states`, the mean of the two streams before the first and after every
         layer, the last one normalised, each (batch, text + image, hidden); and `attentions`, the weights of every
-        layer, (batch, head, text + image, text + image), for which the attention implementation must be "eager". None
-        for these two means what the configuration says. Raises `ValueError` for another shape or range.
+        layer, (batch, head, text + image, text + image), for which the attention implementation must be "eager".
+        `attention_mask` may hide padding alone, and `others`, transformers' usual arguments, must change nothing;
+        `return_dict=False` gives a tuple. Raises `ValueError` for anything else, or for another shape or range.
         """
+        refuse_effects("forward", others, "See the docstring of forward.")
         if output_hidden_states is None:
-            output_hidden_states = bool(self.config.output_hidden_states)
+            output_hidden_states = self.config.output_hidden_states
         if output_attentions is None:
-            output_attentions = bool(self.config.output_attentions)
+            output_attentions = self.config.output_attentions
         device = self.token_embedding.weight.device
         check_text(input_ids, self.config, device)
         check_image_codes(image_codes, self.config, device, batch=len(input_ids))
+        if attention_mask is not None:
+            check_attention_mask(attention_mask, input_ids, self.config)
         image_ids = image_codes.long() + self.config.num_text_ids
         ids, sums = torch.cat([self.text_block_ids(input_ids), image_ids], dim=1), current_gradient_sums()
         if sums is None:
@@ -176,7 +189,7 @@ class DalleCollabModel(DalleCollabPreTrainedModel):
             attentions=None if taps.attentions is None else tuple(w[:, :, :-1, :-1] for w in taps.attentions),
         )
 
-    def _taps(self, output_hidden_states: bool, output_attentions: bool) -> Taps | None:
+    def _taps(self, output_hidden_states: bool | None, output_attentions: bool | None) -> Taps | None:
         if output_attentions and self.config._attn_implementation != "eager":
             raise ValueError(
                 f'Attention weights are requested, but the attention implementation is "'
@@ -217,25 +230,48 @@ class DalleCollabForConditionalGeneration(  # type: ignore[misc]
         self.post_init()
         self.set_generation_defaults()
 
+    @can_return_tuple
+    @with_offloaded_weights
     def forward(
         self,
-        input_ids: Tensor,
-        image_codes: Tensor,
+        input_ids: Tensor | None = None,
+        image_codes: Tensor | None = None,
         return_logits: bool = True,
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
+        attention_mask: Tensor | None = None,
+        return_loss: bool = True,
+        past_key_values: ImageCodeCache | None = None,
+        use_cache: bool | None = None,
+        **others: object,
     ) -> DalleCollabOutput:
         """Return the losses, and the logits unless `return_logits=False` (three times less memory in the head).
 
         `input_ids`: (batch, text) integers in [0, text_vocab_size); `image_codes`: (batch, image) integers in
-        [0, codebook_size). Raises `ValueError` for another shape or range. See `DalleCollabModel` for
-        `output_hidden_states` and `output_attentions`.
+        [0, codebook_size). `labels` may be the same codes, or take their place. See `DalleCollabModel` for all others.
+        Raises `ValueError` for another shape or range.
+
+        To sample in a loop of your own, pass captions and the first codes of their images, or none, with
+        `use_cache=True`, then the codes that you choose, (batch, number), with the `past_key_values` that came back.
+        The last of the logits are those of the next code, whose row is `num_text_ids` more. These passes have neither a
+        loss nor gradients.
         """
+        image_codes = _codes_of(image_codes, others.pop("labels", None))
+        is_whole = isinstance(image_codes, Tensor) and image_codes.shape[-1] >= self.config.num_image_codes
+        if past_key_values is not None or (use_cache and not is_whole):
+            asked = {"output_hidden_states": output_hidden_states, "output_attentions": output_attentions}
+            refuse_effects("A pass with a cache", others | asked, "Pass the whole image without a cache.")
+            logits, past = read_codes(self, input_ids, image_codes, past_key_values, attention_mask)
+            return DalleCollabOutput(logits=self._padded(logits), past_key_values=past)
+        input_ids = require_ids("input_ids", input_ids)
         if self.training and self.config.caption_dropout:
             input_ids = self._drop_captions(input_ids)
         sums: Gradients | None = {} if not return_logits and self._adds_gradients_up() else None
         with nullcontext() if sums is None else add_gradients_to(sums):
-            body = self.model(input_ids, image_codes, output_hidden_states, output_attentions)
+            body = self.model(
+                input_ids, image_codes, output_hidden_states, output_attentions, attention_mask, return_dict=True,
+                **others,
+            )  # fmt: skip
         hidden, weight = body.last_hidden_state, self.config.image_loss_weight
         labels = self.model.text_labels(input_ids).flatten(), image_codes.long().flatten()
         if sums is None:
@@ -253,7 +289,7 @@ class DalleCollabForConditionalGeneration(  # type: ignore[misc]
                 )
             )
         return DalleCollabOutput(
-            loss=(text_loss + weight * image_loss) / (1 + weight),
+            loss=(text_loss + weight * image_loss) / (1 + weight) if return_loss else None,
             text_loss=text_loss,
             image_loss=image_loss,
             logits=self._full_logits(text_logits, image_logits) if return_logits else None,
@@ -302,8 +338,23 @@ class DalleCollabForConditionalGeneration(  # type: ignore[misc]
     def _full_logits(self, text_logits: Tensor, image_logits: Tensor) -> Tensor:
         lowest = torch.finfo(text_logits.dtype).min
         text = F.pad(text_logits, (0, self.config.codebook_size), value=lowest)
-        image = F.pad(image_logits, (self.config.num_text_ids, 0), value=lowest)
-        return torch.cat([text, image], dim=1)
+        return torch.cat([text, self._padded(image_logits)], dim=1)
+
+    def _padded(self, image_logits: Tensor) -> Tensor:
+        lowest = torch.finfo(image_logits.dtype).min
+        return F.pad(image_logits, (self.config.num_text_ids, 0), value=lowest)
+
+
+def _codes_of(image_codes: Any, labels: Any) -> Tensor:
+    """Return the codes that `labels` repeat, or stand for."""
+    if labels is None:
+        return image_codes
+    if image_codes is not None and not torch.equal(labels, image_codes):
+        raise ValueError(
+            "labels differ from image_codes, expected the same codes or none: the model learns the codes that it "
+            "reads. Leave labels out."
+        )
+    return labels
 
 
 __all__ = ["DalleCollabForConditionalGeneration", "DalleCollabModel", "DalleCollabOutput", "DalleCollabPreTrainedModel"]

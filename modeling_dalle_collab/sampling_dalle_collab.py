@@ -7,6 +7,7 @@ import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,29 +16,6 @@ CACHE_IMPLEMENTATIONS = ("dynamic", "static")
 
 FROM_GENERATION_CONFIG = ("top_k", "top_p", "temperature", "guidance_scale", "cache_implementation")
 """What `generate` reads of a `GenerationConfig` to choose a code."""
-
-# Used, or about text tokens alone (Trainer notes the tokenizer's), or without effect on codes.
-_HARMLESS = frozenset({
-    *FROM_GENERATION_CONFIG, "do_sample", "max_new_tokens", "num_return_sequences",
-    "pad_token_id", "bos_token_id", "eos_token_id", "use_cache", "disable_compile", "transformers_version",
-})  # fmt: skip
-_NEUTRAL = dict.fromkeys((
-    "num_beams", "num_beam_groups", "length_penalty", "typical_p", "repetition_penalty", "encoder_repetition_penalty",
-), 1) | dict.fromkeys((
-    "min_length", "min_new_tokens", "min_p", "epsilon_cutoff", "eta_cutoff", "diversity_penalty",
-    "no_repeat_ngram_size", "encoder_no_repeat_ngram_size",
-), 0)  # fmt: skip
-
-
-def check_generation_settings(settings: Mapping[str, object]) -> None:
-    """Raise `ValueError` for a setting of transformers' `GenerationConfig` that `generate` cannot follow."""
-    for name, value in settings.items():
-        is_neutral = value is None or value is False or value == _NEUTRAL.get(name)
-        if not (is_neutral or name in _HARMLESS or name.startswith("_")):
-            raise ValueError(
-                f"{name}={value!r} is not supported: codes are chosen by do_sample, max_new_tokens, "
-                f"num_return_sequences, {', '.join(FROM_GENERATION_CONFIG)}. Leave it out."
-            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +40,12 @@ class SamplingOptions:
     None: what is fastest, as measured on the way. The codes are those of 1."""
     compile_step: bool = False
     """Compile the layers' step from code to code (`torch.compile`), with a static cache: half a minute, once."""
+    logits_processor: Any = ()
+    """One or some of transformers' logits processors, or functions like them: codes so far, (sample, number) int64,
+    and logits, (sample, codebook_size) float32, to logits. Called code by code, before top-k: nothing is guessed."""
+    stopping_criteria: Any = ()
+    """One or some of transformers' stopping criteria: codes so far, and None for scores, to whether each sample may
+    end. It ends when all may, so that all are in one batch; called code by code."""
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, object]) -> "SamplingOptions":
@@ -70,6 +54,16 @@ class SamplingOptions:
         return make(**values)
 
     def __post_init__(self) -> None:
+        for name in ("logits_processor", "stopping_criteria"):
+            given = getattr(self, name)
+            calls = tuple(given) if isinstance(given, list | tuple) else (given,) if given is not None else ()
+            if not all(map(callable, calls)):
+                raise ValueError(f"{name} holds {calls!r:.80}, expected functions of codes and logits.")
+            object.__setattr__(self, name, calls)
+            if calls and self.window not in (None, 1):
+                raise ValueError(f"window is {self.window}, expected 1: {name} is called code by code. Leave it out.")
+            if calls:
+                object.__setattr__(self, "window", 1)
         if not math.isfinite(self.guidance_scale):
             raise ValueError(f"guidance_scale is {self.guidance_scale}, expected a finite number; 1 for no guidance.")
         if self.num_image_codes is not None and self.num_image_codes < 1:
@@ -102,6 +96,22 @@ def keep_likely(logits: Tensor, options: SamplingOptions) -> Tensor:
         lowest_kept = ordered.masked_fill(before >= options.top_p, torch.inf).amin(dim=-1, keepdim=True)
         logits = logits.masked_fill(logits < lowest_kept, -torch.inf)
     return logits
+
+
+def process_logits(logits: Tensor, codes: Tensor, options: SamplingOptions) -> Tensor:
+    """Return (sample, code) `logits` as the processors leave them, after the (sample, number) `codes`.
+
+    Raises `ValueError` if they have another shape, are not numbers, or rule out all codes of a sample.
+    """
+    processed = logits.to(torch.float32, copy=True)
+    for processor in options.logits_processor:
+        processed = processor(codes, processed)
+    if processed.shape != logits.shape or not processed.amax(dim=-1).isfinite().all():
+        raise ValueError(
+            f"logits_processor left nothing to choose after {codes.shape[1]} codes: shape {tuple(processed.shape)}, "
+            f"expected {tuple(logits.shape)} with a finite largest number for each sample. Rule out fewer codes."
+        )
+    return processed
 
 
 def choose_codes(logits: Tensor, numbers: Tensor, options: SamplingOptions) -> Tensor:

@@ -356,7 +356,7 @@ def test_generate_follows_the_generation_config(tiny_model, tiny_batch):
 )
 def test_a_generation_config_that_asks_for_more_is_refused(tiny_model, tiny_batch, asked):
     model, (name, value) = tiny_model(), next(iter(asked.items()))
-    with pytest.raises(ValueError, match=rf"{name}={re.escape(repr(value))} is not supported: codes are chosen by"):
+    with pytest.raises(ValueError, match=rf"generate got {name}={re.escape(repr(value))}.*Leave it out"):
         model.generate(tiny_batch()[0], GenerationConfig(do_sample=True, **asked))
     setattr(model.generation_config, name, value)  # as generation_config.json of a repository may say
     with pytest.raises(ValueError, match=f"{name}="):

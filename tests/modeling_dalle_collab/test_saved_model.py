@@ -19,6 +19,7 @@ FILES = {
     *("attention_dalle_collab.py", "blocks_dalle_collab.py", "cache_dalle_collab.py", "configuration_dalle_collab.py"),
     *("generation_dalle_collab.py", "linear_dalle_collab.py", "inputs_dalle_collab.py", "modeling_dalle_collab.py"),
     *("pipeline_dalle_collab.py", "captured_dalle_collab.py", "compiled_dalle_collab.py"),
+    *("code_cache_dalle_collab.py", "offloaded_dalle_collab.py"),
     *("feed_forward_dalle_collab.py", "guessing_dalle_collab.py", "packed_dalle_collab.py"),
     "reversible_dalle_collab.py",
     *("sampling_dalle_collab.py", "table_dalle_collab.py"),
