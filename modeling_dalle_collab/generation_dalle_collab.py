@@ -186,10 +186,9 @@ class ImageCodeGeneration(nn.Module):
         check_text(input_ids, self.config, self.model.token_embedding.weight.device)
         if attention_mask is not None:
             check_attention_mask(attention_mask, input_ids, self.config)
-        unknown = {
-            name: value for name, value in vars(settings).items() if name not in (*FROM_GENERATION_CONFIG, *_COUNTS)
-        }
-        unknown |= {name: options.pop(name) for name in set(options) - {*FROM_GENERATION_CONFIG, *_COUNTS, *_PASSED_ON}}
+        known = {*FROM_GENERATION_CONFIG, *_COUNTS}
+        unknown = {name: value for name, value in vars(settings).items() if name not in known}
+        unknown |= {name: options.pop(name) for name in set(options) - known - _PASSED_ON}
         refuse_effects(
             "generate", unknown, "Leave it out; a logits_processor or stopping_criteria can sample another way."
         )

@@ -14,8 +14,8 @@ _OFF = {
     "epsilon_cutoff": 0, "eta_cutoff": 0, "diversity_penalty": 0, "min_length": 0, "min_new_tokens": 0,
 }  # fmt: skip
 _WITHOUT_EFFECT = {
-    "use_cache", "pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id", "length_penalty", "early_stopping",
-    "renormalize_logits", "disable_compile", "low_memory", "is_assistant", "num_assistant_tokens",
+    "use_cache", "pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id", "length_penalty",
+    "early_stopping", "renormalize_logits", "disable_compile", "low_memory", "is_assistant", "num_assistant_tokens",
     "num_assistant_tokens_schedule", "assistant_confidence_threshold", "assistant_early_exit", "assistant_lookbehind",
     "target_lookbehind", "assistant_ensemble_weight", "max_matching_ngram_size", "transformers_version",
 }  # fmt: skip
