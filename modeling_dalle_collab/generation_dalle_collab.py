@@ -111,7 +111,7 @@ class ImageCodeGeneration(nn.Module):
                     numbers = candidate_numbers(seed, prompts, part, self.config.num_image_codes)
                     for guesses, num_new in self._sample_codes(prefix, given, numbers, options, products):  # noqa: B007
                         report.add(num_new)
-                    batches.append(self._finished(guesses, min(guesses.known), len(prompts)))
+                    batches.append(self._finished(guesses, min(length, *guesses.known), len(prompts)))
                 rows.append(torch.cat(batches, dim=1))
         return torch.cat(rows)
 
