@@ -153,12 +153,12 @@ class ImageCodeGeneration(nn.Module):
                 prefix = self._read_prompts(input_ids, image_prompt, null_input_ids, options)
             length = self._places(image_prompt, options)[1]
             for guesses, _ in self._sample_codes(prefix, image_prompt, numbers, options, products):
-                done = min(guesses.known)
+                done = min(length, *guesses.known)
                 done -= done % every if done < length else 0
                 if done > shown:
                     shown = done
                     yield self._finished(guesses, done, len(input_ids))
-            if (done := min(guesses.known)) > shown:  # stopped before
+            if (done := min(length, *guesses.known)) > shown:  # stopped before
                 yield self._finished(guesses, done, len(input_ids))
 
     @torch.no_grad()

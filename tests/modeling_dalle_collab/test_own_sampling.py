@@ -129,3 +129,10 @@ def test_drawing_ends_when_every_sample_may_end(tiny_model, tiny_batch):
 def test_processors_that_do_not_fit_are_refused(tiny_model, tiny_batch, options, message):
     with pytest.raises(ValueError, match=message):
         tiny_model().generate(tiny_batch()[0], **options)
+
+
+def test_a_stream_is_cut_like_all_codes_where_a_prompt_is_longer(tiny_model, tiny_batch):
+    model, (text, codes) = tiny_model(), tiny_batch()
+    options = dict(image_prompt=codes[:, :9], num_image_codes=6)
+    *_, streamed = model.stream_image_codes(text, **options)
+    assert torch.equal(streamed, model.generate_image_codes(text, **options)) and streamed.shape == (3, 1, 6)
