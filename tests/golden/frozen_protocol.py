@@ -248,7 +248,7 @@ def _texts() -> dict[str, str]:
         manifest_request=manifest_request(DIGEST).decode(),
         tensors_request=tensors_request(DIGEST, [0, 2]).decode(),
         farewell_request=farewell_request(DIGEST).decode(),
-        announcement=Announcement.of(b"contribution", PeerID(PEER_ID)).encode().hex(),
+        announcement=Announcement.of(b"contribution", {PeerID(PEER_ID): 32.0}).encode().hex(),
         receipt=receipt_statement(PeerID(PEER_ID), bytes.fromhex(DIGEST), EPOCH).hex(),
     )
 

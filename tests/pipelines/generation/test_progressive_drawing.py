@@ -108,7 +108,7 @@ def test_bad_pictures_to_complete_are_a_message(desk, tmp_path):
     for name, rows, message in (
         ("a.png", 0, "a.png is not a picture that can be read. Expected JPEG, PNG or WebP."),
         ("cut.png", 0, "cut.png is a damaged picture"),
-        ("large.png", 0, "large.png has 10000 x 5001 pixels, expected at most 50 million."),
+        ("large.png", 0, "large.png has 10000 x 5001 pixels, expected at most 25 million. Make it smaller."),
         ("whole.png", 4, "Cannot keep 4 rows of the picture, expected 1 to 3."),
         ("whole.png", -1, "Cannot keep -1 rows of the picture"),
     ):
