@@ -211,6 +211,10 @@ class DalleCollabStack(nn.Module):
         parts = parts if layers is None else parts[layers.start : layers.stop]
         return cast("list[tuple[DalleCollabLayer, str, DalleCollabSharedGroup]]", parts)
 
+    def _has_dropout(self) -> bool:
+        adapters = [getattr(module, "p", 0.0) for module in self.groups.modules()]
+        return max(self.config.attention_dropout, self.config.feed_forward_dropout, *adapters) > 0
+
     def _calls(
         self,
         tables: AttentionTables,
@@ -219,9 +223,7 @@ class DalleCollabStack(nn.Module):
         attend: Callable[..., Tensor] = _attention_branch,
         feed: Callable[..., Tensor] = _feed_forward_branch,
     ) -> Iterator[BranchCall]:
-        dropouts = [getattr(module, "p", 0.0) for module in self.groups.modules()]  # of adapters
-        dropout = max(self.config.attention_dropout, self.config.feed_forward_dropout, *dropouts)
-        is_random = self.training and dropout > 0
+        is_random = self.training and self._has_dropout()
         for layer, kind, group in self.parts_of_layers(layers):
             compute = partial(attend, layer.attention, group.attention, kind=kind, tables=tables, on_weights=on_weights)
             yield BranchCall(compute, (*layer.attention.parameters(), *group.attention.parameters()), is_random)

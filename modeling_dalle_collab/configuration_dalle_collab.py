@@ -106,8 +106,8 @@ class DalleCollabConfig(PreTrainedConfig):
         """Refuse what this model does not have; in a saved configuration, which tools add to, only warn of it."""
         if others.get("tie_word_embeddings") is False:
             raise ValueError("tie_word_embeddings is False, but this model has one table for input and output.")
-        unknown = [name for name in vars(self) if name in others and name not in ADDED_NAMES and name[0] != "_"]
-        if unknown := [name for name in unknown if not name.endswith("_token_id")]:
+        known = [name for name in others if name in ADDED_NAMES or name[0] == "_" or name.endswith("_token_id")]
+        if unknown := [name for name in vars(self) if name in others and name not in known]:
             problem = f"{', '.join(unknown)} would have no effect on this model, which does not know it."
             if self.transformers_version is None:
                 raise ValueError(f"{problem} Check the spelling, or update the model's code.")

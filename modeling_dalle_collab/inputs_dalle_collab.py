@@ -83,12 +83,13 @@ def _shown(value: object) -> str:
 def check_image_prompt(image_prompt: Tensor, config: DalleCollabConfig, device: torch.device, batch: int) -> None:
     """Raise `ValueError` unless it is (batch, given) integers in [0, codebook_size), fewer than an image has."""
     most = config.num_image_codes - 1
-    if isinstance(image_prompt, Tensor) and image_prompt.dim() == 2 and image_prompt.shape[1] > most:
+    require_ids("image_prompt", image_prompt)
+    if image_prompt.dim() == 2 and image_prompt.shape[1] > most:
         raise ValueError(
             f"image_prompt gives {image_prompt.shape[1]} codes, expected at most {most}: nothing is left to draw. "
             "Pass only the upper part of the image."
         )
-    length = image_prompt.shape[1] if isinstance(image_prompt, Tensor) and image_prompt.dim() == 2 else most
+    length = image_prompt.shape[1] if image_prompt.dim() == 2 else most
     _check_ids("image_prompt", image_prompt, length, config.codebook_size)
     _check_device("image_prompt", image_prompt, device)
     _check_rows("image_prompt", image_prompt, batch)

@@ -5,6 +5,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 
+def files_below(folder: Path) -> list[Path]:
+    """Return the files of a folder and those below, sorted; see `walk_once`."""
+    return sorted(folder / (below + name) for below, names in walk_once(folder) for name in names)
+
+
 def walk_once(
     folder: Path, on_error: Callable[[OSError], None] = lambda error: None
 ) -> Iterator[tuple[str, list[str]]]:

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..counted import counted
-from ..foreign.linked_folders import walk_once
+from ..foreign.linked_folders import files_below
 from .dataset_card import DatasetSummary, ShardSummary, dataset_card
 from .folder_publishing import Published, open_repository
 
@@ -84,8 +84,8 @@ def inspect_shards(folder: Path, on_shard: Callable[[int, int], None] | None = N
 
     Raises ShardError for a folder without shards, a shard that cannot be read, and shards that do not belong together.
     """
-    found = (folder / (place + name) for place, names in walk_once(folder) for name in names)
-    paths = sorted(path for path in found if path.suffix == ".parquet" and not _is_hidden(path.relative_to(folder)))
+    found = files_below(folder)
+    paths = [path for path in found if path.suffix == ".parquet" and not _is_hidden(path.relative_to(folder))]
     if not paths:
         raise ShardError(
             f"{folder} has no .parquet files, expected shards. Make them: "

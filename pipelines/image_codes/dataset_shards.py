@@ -10,7 +10,7 @@ from huggingface_hub import HfApi
 from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 
 from hub_tools.foreign.downloads import fetch_file, listed_files
-from hub_tools.foreign.linked_folders import walk_once
+from hub_tools.foreign.linked_folders import files_below
 from hub_tools.places import local_folder
 
 
@@ -52,8 +52,7 @@ def find_dataset(folder_or_repository: str, revision: str | None = None) -> Shar
     """
     folder = local_folder(folder_or_repository, expected="a folder of shards or a dataset ORG/NAME")
     if folder is not None:
-        found = (folder / (place + name) for place, names in walk_once(folder) for name in names)
-        paths = sorted(path for path in found if path.suffix == ".parquet" and not path.name.startswith("."))
+        paths = [path for path in files_below(folder) if path.suffix == ".parquet" and not path.name.startswith(".")]
         if not paths:
             raise ValueError(
                 f"{folder} has no Parquet shards. Make some: dalle-collab data prepare SOURCE --output {folder}"

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from hub_tools.foreign.linked_folders import walk_once
+from hub_tools.foreign.linked_folders import files_below
 from pipelines.data_preparation.reading.labels import Fields, fields_of, first_value, fold_name
 from pipelines.data_preparation.sources.assembly import CAPTION_COLUMNS
 from pipelines.data_preparation.sources.caption_tables import TableDamage, read_table
@@ -36,7 +36,7 @@ def list_files(place: Path) -> list[Path]:
     """The files of a list: itself, or those in a folder by name. FileNotFoundError or ValueError if there is none."""
     if not place.exists():
         raise FileNotFoundError(f"There is no {place}. Expected a list of addresses: {', '.join(LIST_SUFFIXES)}.")
-    files = sorted(place / (below + name) for below, names in walk_once(place) for name in names) or [place]
+    files = files_below(place) or [place]
     found = [file for file in files if file.suffix.lower() in LIST_SUFFIXES and not file.name.startswith(".")]
     if not found:
         raise ValueError(f"{place} has no list of addresses. Expected {', '.join(LIST_SUFFIXES)}.")

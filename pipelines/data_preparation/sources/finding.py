@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from hub_tools.foreign.linked_folders import walk_once
+from hub_tools.foreign.linked_folders import files_below
 from pipelines.data_preparation.reading.reading_options import ReadingOptions
 from pipelines.data_preparation.sources.file_kinds import PICTURE_SUFFIXES, readable_name
 from pipelines.data_preparation.sources.folder_source import FolderSource
@@ -45,8 +45,7 @@ def _sources_at(place: str | Path, reading: ReadingOptions) -> Sequence[CaptionI
 def _files_below(folder: Path) -> list[Path]:
     """The tars and Parquet files of a folder and its folders by name; among millions of pictures there are few."""
     suffixes = (*TAR_SUFFIXES, PARQUET_SUFFIX)
-    walk = walk_once(folder)
-    return sorted(folder / (place + name) for place, names in walk for name in names if name.lower().endswith(suffixes))
+    return [path for path in files_below(folder) if path.name.lower().endswith(suffixes)]
 
 
 def _source_of(file: Path, name: str, reading: ReadingOptions) -> CaptionImageSource | None:

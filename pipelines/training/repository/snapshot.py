@@ -155,7 +155,7 @@ class RunSnapshot:
             )
         return None
 
-    @property
+    @cached_property
     def run_to_enter(self) -> TrainingRun:
         """The run's settings, with the entry addresses that count; raises what `signed_entries` raises."""
         signed = self.signed_entries
