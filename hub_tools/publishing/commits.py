@@ -132,12 +132,27 @@ def commit_over(
         ConnectionError: others were faster every time.
     """
     api = api or HfApi()
-    place, left = _Place(api, repository, repo_type), list(operations)
-    for _ in range(NUM_ATTEMPTS):
+    place, head, left = _Place(api, repository, repo_type), parent, list(operations)
+
+    def attempt() -> Commit:
+        nonlocal head, left
         try:
-            return commit_on(parent, repository, left, message, repo_type=repo_type, api=api)
+            return commit_on(head, repository, left, message, repo_type=repo_type, api=api)
         except HeadMovedError:
-            parent, left = patiently(lambda: place.on_newest(parent, left))  # noqa: B023 - called at once
+            head, left = patiently(lambda: place.on_newest(head, left))
+            raise
+
+    return on_newer_heads(repository, attempt)
+
+
+def on_newer_heads(repository: str, attempt: Callable[[], Value]) -> Value:
+    """Return what `attempt` returns, which is repeated after a HeadMovedError: it reads the head, or has read it.
+
+    Raises ConnectionError if others were faster every time.
+    """
+    for _ in range(NUM_ATTEMPTS):
+        with contextlib.suppress(HeadMovedError):
+            return attempt()
     raise ConnectionError(f"Others keep committing to {repository}; {NUM_ATTEMPTS} attempts failed. Try again.")
 
 

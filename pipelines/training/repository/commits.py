@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hub_tools.publishing.commits import NUM_ATTEMPTS, HeadMovedError, commit_on, patiently
+from hub_tools.publishing.commits import commit_on, on_newer_heads, patiently
 from pipelines.training.repository.snapshot import RunSnapshot
 
 
@@ -22,14 +22,13 @@ def commit_changes(
     Raises:
         ConnectionError: others were faster every time.
     """
-    for _ in range(NUM_ATTEMPTS):
+
+    def attempt() -> str | None:
         head = patiently(lambda: RunSnapshot.read(repository, in_cache=False))
         operations = changes(head)
         if not operations:
             return None
         before_commit()
-        try:
-            return commit_on(head.commit, repository, operations, message).oid
-        except HeadMovedError:
-            continue
-    raise ConnectionError(f"Others keep committing to {repository}; {NUM_ATTEMPTS} attempts failed. Try again.")
+        return commit_on(head.commit, repository, operations, message).oid
+
+    return on_newer_heads(repository, attempt)
