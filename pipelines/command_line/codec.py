@@ -1,6 +1,7 @@
 """`dalle-collab codec`: train a codec, see what it preserves of pictures, convert a published one."""
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,8 +13,10 @@ from hub_tools.printing.consoles import open_progress
 from pipelines.command_line.terminal.setting_options import refuse_given
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
 
+    from pipelines.data_preparation.filtering import DropReason
     from pipelines.image_codes.vqgan_codec import VQGANCodec, VQGANConfig
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
@@ -189,7 +192,7 @@ def small_codec_config(image_size: int, grid: int, codebook_size: int, channels:
 def read_pictures(paths: list[Path], image_size: int, max_pictures: int) -> "torch.Tensor":
     """The first pictures of the sources as (num_pictures, 3, image_size, image_size) uint8, with a progress bar.
 
-    Unreadable and very flat pictures are skipped. ValueError if none is left.
+    Unreadable and very flat pictures are skipped, and counted on stderr. ValueError if none is left.
     """
     import numpy as np
     import torch
@@ -198,19 +201,27 @@ def read_pictures(paths: list[Path], image_size: int, max_pictures: int) -> "tor
 
     sources = find_sources(paths)
     pictures = []
+    skipped: Counter[str] = Counter()
     with open_progress(transient=True) as progress:
         task = progress.add_task("reading pictures", total=max_pictures)
         for picture in _decoded_pictures(sources, image_size):
+            if isinstance(picture, str):
+                skipped[picture] += 1
+                continue
             pictures.append(picture)
             progress.update(task, advance=1)
             if len(pictures) == max_pictures:
                 break
+    if skipped:
+        reasons = ", ".join(f"{number:,} {reason.replace('_', ' ')}" for reason, number in skipped.most_common())
+        typer.echo(f"Skipped {counted(skipped.total(), 'picture')}: {reasons}.", err=True)
     if not pictures:
         raise ValueError(f"{', '.join(map(str, paths))} has no readable pictures. Point to JPEG, PNG or WebP pictures.")
     return torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2).contiguous()
 
 
-def _decoded_pictures(sources: list, image_size: int) -> Iterator:
+def _decoded_pictures(sources: list, image_size: int) -> "Iterator[np.ndarray | DropReason]":
+    """Pictures, or why one is none."""
     from pipelines.data_preparation.encoding import decode_picture
     from pipelines.data_preparation.filtering import DropReason, FilterPolicy
     from pipelines.data_preparation.sources.sample import CaptionImage
@@ -219,8 +230,7 @@ def _decoded_pictures(sources: list, image_size: int) -> Iterator:
         for sample in source.samples():
             if isinstance(sample, CaptionImage) and sample.image_bytes is not None:
                 decoded = decode_picture(sample.image_bytes, image_size, FilterPolicy())
-                if not isinstance(decoded, DropReason):
-                    yield decoded[0]
+                yield decoded if isinstance(decoded, DropReason) else decoded[0]
 
 
 def _train_with_progress(codec: "VQGANCodec", images: "torch.Tensor", options: object, *, start_anew: bool) -> bool:

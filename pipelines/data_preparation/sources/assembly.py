@@ -28,7 +28,7 @@ from pipelines.data_preparation.sources.sample import CaptionImage
 
 CAPTION_COLUMNS = (
     *("caption", "text", "alt_text", "alttext", "alt", "description", "title", "prompt", "txt"),
-    *("captions", "sentence"),
+    *("captions", "sentence", "comment"),
 )
 
 Fault = tuple[DropReason, str]

@@ -25,9 +25,15 @@ from pipelines.data_preparation.sources.file_kinds import PICTURE_SUFFIXES, read
 TABLE_NAMES = tuple(
     f"{stem}{suffix}" for stem in ("metadata", "captions", "labels") for suffix in (".jsonl", ".csv", ".tsv")
 )
+TEXT_TABLE_NAMES = ("captions.txt", "flickr8k.token.txt", "results_20130124.token", "results.csv")
+"""Tables whose names might be those of a picture's caption: the ways in which Flickr8k and Flickr30k are handed out."""
+
 FILE_COLUMNS = ("file_name", "filename", "file", "image", "image_path", "path", "img", "image_name")
 LARGEST_JSON_TABLE = 160 * 2**20
 """Bytes of a JSON file of captions: COCO's have 92 MB, Karpathy's 144; larger ones are of boxes and key points."""
+
+NUMBER_OF_CAPTION = re.compile(r"(?<=\.\w{3})#\d{1,3}$|(?<=\.\w{4})#\d{1,3}$")
+"""Flickr8k numbers the captions of a picture: NAME.jpg#0."""
 
 ADDRESS = re.compile(r"[a-z][a-z0-9+.-]{1,10}://\S", re.I)
 
@@ -53,8 +59,13 @@ def is_table(name: str) -> bool:
     return name.lower() in TABLE_NAMES
 
 
+def may_be_table(name: str) -> bool:
+    """Whether a file of this name may be a table, if it belongs to no picture of its own name."""
+    return is_json(name) or name.lower() in TEXT_TABLE_NAMES
+
+
 def is_json(name: str) -> bool:
-    """Whether a file of this name may be a table in one JSON value, if it belongs to no picture of its own name."""
+    """Whether a file of this name may be a table in one JSON value."""
     return name.lower().endswith(".json")
 
 
@@ -98,7 +109,7 @@ def normalised(file_name: object) -> str:
 def _numbered(rows: Iterable[dict[str, Any] | None]) -> Iterator[Row]:
     for number, row in enumerate(rows, 1):
         found = first_value(fields_of(row), FILE_COLUMNS) if row else None
-        yield Row(number=number, values=row, file=normalised(found) if found else None)
+        yield Row(number=number, values=row, file=NUMBER_OF_CAPTION.sub("", normalised(found)) if found else None)
 
 
 def _rows_in(content: Any) -> Iterable[Any]:
@@ -186,7 +197,8 @@ def _without_header(cells: Sequence[str], named_by: Sequence[str]) -> list[str]:
 
 def _names_a_picture(cell: str) -> bool:
     """Whether a cell is an address or the name of a picture's file."""
-    return bool(ADDRESS.match(cell.strip())) or cell.strip().lower().endswith(PICTURE_SUFFIXES)
+    name = NUMBER_OF_CAPTION.sub("", cell.strip())
+    return bool(ADDRESS.match(name)) or name.lower().endswith(PICTURE_SUFFIXES)
 
 
 def _tab_rows(lines: IO[str], num_columns: int) -> Iterator[list[str]]:

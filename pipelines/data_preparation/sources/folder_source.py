@@ -30,6 +30,7 @@ from pipelines.data_preparation.sources.caption_tables import (
     TableDamage,
     is_json,
     is_table,
+    may_be_table,
     read_json_table,
     read_table,
 )
@@ -68,7 +69,7 @@ class FolderSource:
         for place, names in walk_once(path):
             pictures = [name for name in names if name.lower().endswith(PICTURE_SUFFIXES)]
             keys = {split_name(name).key for name in pictures}
-            loose = (name for name in names if is_json(name) and split_name(name).key not in keys)
+            loose = (name for name in names if may_be_table(name) and split_name(name).key not in keys)
             self._tables += [place + name for name in (*filter(is_table, names), *loose)]
             self.num_pictures += len(pictures)
             self.num_bytes += sum(_state_of(path / (place + name))[0] for name in pictures)
@@ -122,7 +123,7 @@ class FolderSource:
         for name in self._tables:
             table = self._rows_of(name, damages)
             first = list(itertools.islice(table, ROWS_LOOKED_AT))
-            if is_json(name) and not any(map(self._is_captioned, first)):
+            if may_be_table(name) and not any(map(self._is_captioned, first)):
                 continue
             tables.add(name)
             folder = self._folder_of(first, name.rpartition("/")[0])

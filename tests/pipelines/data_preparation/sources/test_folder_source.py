@@ -140,6 +140,29 @@ def test_captions_in_one_json_file_are_read_beside_the_pictures_and_elsewhere(tm
     assert captions_of(tmp_path) == {pictures + key: caption for key, caption in expected.items()}
 
 
+@pytest.mark.parametrize(
+    ("table", "content"),
+    [
+        ("captions.txt", 'image,caption\n0.jpg,"a cat, red"\n1.jpg,a dog\n0.jpg,a cat\n'),
+        ("Flickr8k.token.txt", "0.jpg#0\ta cat, red\n1.jpg#0\ta dog\n0.jpg#1\ta cat\n"),
+        ("results_20130124.token", "0.jpg#0\ta cat, red\n1.jpg#0\ta dog\n0.jpg#1\ta cat\n"),
+        (
+            "results.csv",
+            "image_name| comment_number| comment\n0.jpg| 0| a cat, red\n1.jpg| 0| a dog\n0.jpg| 1| a cat\n",
+        ),
+    ],
+)
+def test_captions_of_flickr_are_read_as_they_are_handed_out(tmp_path, table, content):
+    write_files(tmp_path, {"Images/0.jpg": JPEG, "Images/1.jpg": JPEG, table: content})
+    expected = {"0.jpg": "a cat, red", "0.jpg#2": "a cat", "1.jpg": "a dog"}
+    assert captions_of(tmp_path) == {f"Images/{key}": caption for key, caption in expected.items()}
+
+
+def test_a_text_named_captions_beside_a_picture_of_that_name_is_its_caption(tmp_path):
+    write_files(tmp_path, {"captions.jpg": JPEG, "captions.txt": "a cat"})
+    assert captions_of(tmp_path) == {"captions.jpg": "a cat"}
+
+
 def test_every_caption_of_coco_is_a_sample_whatever_it_holds(tmp_path):
     table = json.loads(coco((0, "a cat"), (7, "of no picture"), (1, None), (1, ["a", {}]), images=(0, 1, 2)))
     table["annotations"] += [3, {"image_id": 0, "bbox": [1]}]
