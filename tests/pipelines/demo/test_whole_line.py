@@ -170,9 +170,11 @@ def test_the_times_of_stages_inside_others_count_once(tmp_path):
     stages = Stages(tmp_path, {}, Console(quiet=True))
     started = time.monotonic()
     with stages.stage("outer", "outer"), stages.stage("inner", "inner"):
-        while time.monotonic() - started < 0.3:
+        began = time.monotonic()
+        while time.monotonic() - began < 0.3:
             pass
-    assert stages.seconds["inner"] == pytest.approx(0.3, abs=0.11) and stages.seconds["outer"] < 0.11
+    elapsed = time.monotonic() - started
+    assert stages.seconds["inner"] >= 0.25 and stages.seconds["inner"] + stages.seconds["outer"] <= elapsed + 0.2
 
 
 def test_a_folder_with_other_files_is_not_cleared(tmp_path):
