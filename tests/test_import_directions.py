@@ -26,6 +26,7 @@ STREAMING, LANGUAGE = "pipelines.training.tasks.streaming", "pipelines.training.
 DEVICES, PROGRESS, THREADS = "pipelines.torch_devices", "pipelines.stage_progress", "pipelines.thread_choice"
 CHILDREN, TIME = "pipelines.child_watch", "pipelines.swarm_time"
 PROCESSES = "pipelines.process_table"
+ARITHMETIC = "pipelines.equal_arithmetic"
 REDUCE = f"{AVERAGING}.reduce"
 LEDGER = "pipelines.training.ledger"
 SPARSE = "pipelines.training.sparse"
@@ -41,21 +42,22 @@ MAY_IMPORT = {
     CHILDREN: (),
     TIME: (),
     PROCESSES: (),
+    ARITHMETIC: (),
     CODES: (HUB,),
     ADMISSION: (CHILDREN, HUB),
     SWARM: (f"{HUB}.printing", ADMISSION, CHILDREN, TIME),
     MEMORY: (HUB,),
     f"{MEMORY}.models": (),
     RUN: (f"{ADMISSION}.settings", MEMORY, HUB),
-    OPTIMIZERS: (RUN,),
+    OPTIMIZERS: (RUN, ARITHMETIC),
     GRADIENTS: (RUN, THREADS),
     REPOSITORY: (RUN, TIME, MEMORY, HUB),
-    REDUCE: (RUN,),
-    f"{AVERAGING}.wire": (RUN, REDUCE),
+    REDUCE: (RUN, ARITHMETIC),
+    f"{AVERAGING}.wire": (RUN, REDUCE, ARITHMETIC),
     f"{AVERAGING}.group": (RUN,),
     f"{AVERAGING}.bandwidth": (RUN, SWARM, HUB),
-    SPARSE: (),
-    AVERAGING: (RUN, SPARSE, ADMISSION, SWARM, CHILDREN),
+    SPARSE: (ARITHMETIC,),
+    AVERAGING: (RUN, SPARSE, ADMISSION, SWARM, CHILDREN, ARITHMETIC),
     METRICS: (RUN, REPOSITORY, SWARM, LEDGER, HUB),
     CARD: (RUN, METRICS, HUB),
     STATE: (OPTIMIZERS, REPOSITORY, ADMISSION, SWARM, AVERAGING, HUB),

@@ -3,22 +3,19 @@
 `bitsandbytes.optim.LAMB8bit` of 0.50 computes Adam (no trust ratio), so this is our own formula.
 """
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import partial
 from typing import Any, ClassVar
 
 import torch
 from torch.optim.optimizer import ParamsT, StateDict
 
+from pipelines.equal_arithmetic import SPAN, norm, power, root_, spans, workers
 from pipelines.training.optimizers.block_statistics import Statistic, initial_state, read_statistic, write_statistic
 from pipelines.training.optimizers.gradient_norm import global_norm
-from pipelines.training.optimizers.square_root import root_
 
-CHUNK_ELEMENTS, CHUNK_ELEMENTS_ON_GPU = 2**18, 2**22
-"""Elements whose statistics are float32 at the same time, multiples of a block: as few as stay in a processor's cache,
-or as many as keep a GPU busy."""
+SPAN_ON_GPU = 2**22
+"""Elements whose statistics are float32 at the same time: on a CPU `SPAN`, here as many as keep a GPU busy."""
 
 MAX_WEIGHT_NORM = 10_000.0
 """Upper bound of the weight norm in the trust ratio (function phi of LAMB, section 3); the run's own value."""
@@ -68,15 +65,15 @@ class Lamb(torch.optim.Optimizer):
             ValueError: the global gradient norm is not finite; nothing has changed then.
         """
         scale = self._gradient_scale()
-        with _workers() as workers:
+        with workers() as pool:
             for group in self.param_groups:
                 for parameter in group["params"]:
                     if (gradient := parameter.grad) is not None:
-                        self._update(parameter, gradient.reshape(-1), group, scale, workers)
+                        self._update(parameter, gradient.reshape(-1), group, scale, pool)
 
     def _gradient_scale(self) -> float:
-        norm = global_norm(self)
-        return min(1.0, self.max_gradient_norm / (norm + 1e-6)) if self.max_gradient_norm else 1.0
+        length = global_norm(self)
+        return min(1.0, self.max_gradient_norm / (length + 1e-6)) if self.max_gradient_norm else 1.0
 
     def _update(
         self,
@@ -84,17 +81,17 @@ class Lamb(torch.optim.Optimizer):
         gradient: torch.Tensor,
         group: dict[str, Any],
         scale: float,
-        workers: ThreadPoolExecutor,
+        pool: ThreadPoolExecutor,
     ) -> None:
         state = self.state[parameter]
         state["step"] += 1
-        direction = torch.empty_like(parameter).view(-1)
-        work = partial(self._update_span, state, group, scale, gradient, parameter.view(-1), direction)
+        flat, direction = parameter.detach().view(-1), torch.empty_like(gradient)
         is_on_cpu = gradient.device.type == "cpu"
-        chunk = CHUNK_ELEMENTS if is_on_cpu else CHUNK_ELEMENTS_ON_GPU
-        spans = [slice(start, start + chunk) for start in range(0, gradient.numel(), chunk)]
-        list((workers.map if is_on_cpu and len(spans) > 1 else map)(work, spans))
-        parameter.view(-1).add_(direction, alpha=-group["lr"] * self.trust_ratio(parameter, direction))
+        parts = spans(gradient.numel(), SPAN if is_on_cpu else SPAN_ON_GPU)
+        each = pool.map if is_on_cpu and len(parts) > 1 else map
+        list(each(partial(self._update_span, state, group, scale, gradient, flat, direction), parts))
+        rate = group["lr"] * self.trust_ratio(parameter, direction)
+        list(each(lambda span: flat[span].sub_(direction[span].mul_(rate)), parts))
 
     @torch.no_grad()  # which is a thread's own
     def _update_span(
@@ -109,20 +106,19 @@ class Lamb(torch.optim.Optimizer):
     ) -> None:
         """Update the statistics of a span, and write the direction of its step."""
         (beta1, beta2), step = group["betas"], int(state["step"])
-        part = gradient[span] * scale
-        mean = read_statistic(state, MEAN, span).lerp_(part, 1 - beta1)
-        square = read_statistic(state, SQUARE, span).mul_(beta2).addcmul_(part, part, value=1 - beta2)
+        part, own = gradient[span] * scale, direction[span]
+        mean = read_statistic(state, MEAN, span).mul_(beta1).add_(torch.mul(part, 1 - beta1, out=own))
+        square = read_statistic(state, SQUARE, span).mul_(beta2).add_(part.mul_(part).mul_(1 - beta2))
         write_statistic(state, MEAN, span, mean)
         write_statistic(state, SQUARE, span, square)
-        own = torch.div(mean, 1 - beta1**step, out=direction[span])
-        own.div_(root_(square / (1 - beta2**step)).add_(group["eps"]))
+        divisor = root_(torch.div(square, 1 - power(beta2, step), out=part)).add_(group["eps"])
+        torch.div(mean, 1 - power(beta1, step), out=own).div_(divisor)
         if group["weight_decay"]:
-            own.add_(parameter[span], alpha=group["weight_decay"])
+            own.add_(torch.mul(parameter[span], group["weight_decay"], out=part))
 
     def trust_ratio(self, parameter: torch.Tensor, direction: torch.Tensor) -> float:
         """Return the norm of the weights over that of the step's direction; 1 where either is 0."""
-        weight_norm = min(torch.linalg.vector_norm(parameter).item(), MAX_WEIGHT_NORM)
-        direction_norm = torch.linalg.vector_norm(direction).item()
+        weight_norm, direction_norm = min(norm(parameter), MAX_WEIGHT_NORM), norm(direction)
         return weight_norm / direction_norm if weight_norm > 0 and direction_norm > 0 else 1.0
 
     def load_state_dict(self, state_dict: StateDict) -> None:
@@ -140,21 +136,6 @@ class Lamb(torch.optim.Optimizer):
         for group, loaded in zip(self.param_groups, state_dict["param_groups"], strict=True):
             group.update({key: value for key, value in loaded.items() if key != "params"})
             group["betas"] = tuple(group["betas"])
-
-
-@contextmanager
-def _workers() -> Iterator[ThreadPoolExecutor]:
-    """Yield as many threads as torch would use, each of which computes alone.
-
-    Torch's own threads wait for each other after every operation; if another program runs on one of their cores, each
-    of these waits may take a time slice.
-    """
-    number = torch.get_num_threads()
-    try:
-        with ThreadPoolExecutor(number, initializer=torch.set_num_threads, initargs=(1,)) as workers:
-            yield workers
-    finally:
-        torch.set_num_threads(number)  # the default of threads that have yet to start
 
 
 def _copy_state(own: dict[str, torch.Tensor], loaded: dict[str, torch.Tensor], index: int) -> None:

@@ -29,9 +29,9 @@ class Nesterov(torch.optim.Optimizer):
         global_norm(self)
         for group in self.param_groups:
             for parameter in group["params"]:
-                if parameter.grad is not None:
-                    direction = parameter.grad
+                if (gradient := parameter.grad) is not None:
+                    direction = gradient
                     if group["momentum"]:
-                        momentum = self.state[parameter]["momentum"].mul_(group["momentum"]).add_(parameter.grad)
-                        direction = parameter.grad.add(momentum, alpha=group["momentum"])
-                    parameter.add_(direction, alpha=-group["lr"])
+                        momentum = self.state[parameter]["momentum"].mul_(group["momentum"]).add_(gradient)
+                        direction = momentum.mul(group["momentum"]).add_(gradient)
+                    parameter.sub_(direction * group["lr"])

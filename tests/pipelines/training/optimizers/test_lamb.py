@@ -1,6 +1,5 @@
 """LAMB against the paper's formula written out here, in float32 and with 8-bit statistics."""
 
-import math
 import threading
 
 import pytest
@@ -8,8 +7,8 @@ import torch
 from bitsandbytes import functional as quantization
 from hivemind.optim.state_averager import dump_optimizer_state, load_optimizer_state
 
+from pipelines.equal_arithmetic import SPAN
 from pipelines.memory_estimate.settings import NUM_STATISTICS
-from pipelines.training.optimizers import lamb as optimizers
 from pipelines.training.optimizers.adamw import AdamW
 from pipelines.training.optimizers.block_statistics import (
     Statistic,
@@ -20,7 +19,6 @@ from pipelines.training.optimizers.block_statistics import (
 from pipelines.training.optimizers.choice import OPTIMIZERS, linear_schedule
 from pipelines.training.optimizers.lamb import Lamb
 from pipelines.training.optimizers.parameter_groups import weight_decay_groups
-from pipelines.training.optimizers.square_root import root_
 from pipelines.training.run import sections
 
 SETTINGS = dict(lr=0.02, betas=(0.9, 0.96), eps=1e-6)
@@ -147,12 +145,6 @@ def test_a_step_leaves_the_number_of_threads_as_it_was():
     assert (torch.get_num_threads(), seen) == (number, [number])
 
 
-def test_a_root_is_the_nearest_float32_on_every_processor():
-    values = torch.cat([made_up((6144,), 0).abs(), torch.tensor([0.0, 1e-45, 3e38])])
-    expected = torch.tensor([math.sqrt(value) for value in values.tolist()], dtype=torch.float64).float()
-    assert torch.equal(root_(values), expected)
-
-
 def test_a_weight_of_zero_norm_is_moved_with_a_trust_ratio_of_one():
     parameter = torch.nn.Parameter(torch.zeros(8))
     optimizer = Lamb([parameter], **SETTINGS, bits=32)
@@ -224,7 +216,7 @@ def test_parameters_of_another_type_are_refused():
 @pytest.mark.parametrize("bits", [8, 32])
 def test_chunks_give_the_same_bits_as_the_whole(bits):
     # One tensor of one and a half chunks, and its halves at the chunk boundary as tensors of their own.
-    boundary, total = optimizers.CHUNK_ELEMENTS, optimizers.CHUNK_ELEMENTS * 3 // 2 + 77
+    boundary, total = SPAN, SPAN * 3 // 2 + 77
     start, gradient = made_up(total, 0), made_up(total, 1)
     whole = torch.nn.Parameter(start.clone())
     whole.grad = gradient
