@@ -9,18 +9,27 @@ On a GPU, where nobody must agree, it is what is fastest there.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TypeVar
 
 import numpy as np
 import torch
 
-SPAN = 2**18
-"""Elements that one thread works on at a time: as few as stay in a processor's cache."""
+SPAN = 2**17
+"""Elements that one thread works on at a time: as few as stay in a processor's cache with what is computed of them."""
 
-LANES = 2**14
-"""Partial sums that a span's squares are added to."""
+LEAST_SUM = 2.0**-100
+"""Sums of squares in float32 above this are not off by squares that are too small for it."""
+
+SHARES_OF_A_THREAD = 3
+"""Several, since threads are not equally fast."""
+
+Part, Result = TypeVar("Part"), TypeVar("Result")
+
+_POOL: ContextVar[ThreadPoolExecutor | None] = ContextVar("pool", default=None)
 
 EXACT_BITS = 53
 """Whole numbers of so many bits are exact in float64."""
@@ -54,28 +63,34 @@ def power(base: float, exponent: int) -> float:
     return result
 
 
-def sum_(values: torch.Tensor) -> torch.Tensor:
-    """Return the sum over the first axis, (number, ...) -> (...); the values are lost.
+def sum_(values: torch.Tensor, most: int = 1) -> torch.Tensor:
+    """Return the sum over the first axis on the CPU, (number, ...) -> (...), number >= 1; the values are lost.
 
-    The second half is added to the first, and so on: the number of values alone says in which order.
+    The second half is added to the first, and so on: the number of values alone says in which order. With `most`, what
+    is left when they are no more.
     """
-    number = len(values)
-    while number > 1:
+    array, number = values.numpy(), len(values)  # numpy, which cuts and adds small arrays in half the time
+    while number > most:
         half = (number + 1) // 2
-        values[: number - half].add_(values[half:number])
+        first = array[: number - half]
+        np.add(first, array[half:number], out=first)
         number = half
-    return values[0]
+    return values[:number] if most > 1 else values[0]
 
 
 def squared_norm(values: torch.Tensor) -> float:
-    """Return the sum of the squares of float32 values on the CPU, in float64, where each square is exact."""
+    """Return the sum of the squares of at least one float32 value on the CPU: in float32, in float64 if that is small
+    or too large for it."""
     values = values.detach().reshape(-1)
-    sums = torch.zeros(min(LANES, len(values)), dtype=torch.float64)
-    buffer = torch.empty_like(sums)
-    for part in values.split(LANES):
-        squares = buffer[: len(part)].copy_(part)
-        sums[: len(part)].add_(squares.mul_(squares))
-    return sum_(sums).item() if len(values) else 0.0
+    with np.errstate(over="ignore", invalid="ignore"):
+        found = _sum_in_order(values * values)
+        if not LEAST_SUM < found < math.inf:
+            found = _sum_in_order(values.double().square_())
+    return found
+
+
+def _sum_in_order(values: torch.Tensor) -> float:
+    return float(np.add.accumulate(sum_(values, most=1024).numpy(), dtype=np.float64)[-1])
 
 
 def norm(*tensors: torch.Tensor) -> float:
@@ -85,11 +100,8 @@ def norm(*tensors: torch.Tensor) -> float:
     """
     if not all(tensor.is_cpu for tensor in tensors):
         return torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(each) for each in tensors])).item()
-    parts = [part for tensor in tensors for part in tensor.detach().reshape(-1).split(SPAN)]
-    if sum(map(len, parts)) <= SPAN:
-        return math.sqrt(math.fsum(map(squared_norm, parts)))
-    with workers() as pool:
-        return math.sqrt(math.fsum(pool.map(squared_norm, parts)))
+    parts = [part for tensor in tensors if len(tensor) for part in tensor.detach().reshape(-1).split(SPAN)]
+    return math.sqrt(math.fsum(shared_out(squared_norm, parts)))
 
 
 def product(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
@@ -110,16 +122,36 @@ def _whole_numbers(matrix: torch.Tensor, bits: int, axis: int) -> tuple[torch.Te
     return matrix.double().div_(units).round_(), units
 
 
+def shared_out(work: Callable[[Part], Result], parts: Sequence[Part]) -> list[Result]:
+    """Return the work's result of each part, in order; threads share them.
+
+    Each takes several at a time: to hand one over takes as long as a hundred thousand sums.
+    """
+    if len(parts) <= 1:
+        return [work(part) for part in parts]
+    with workers() as pool:
+        share = -(-len(parts) // (SHARES_OF_A_THREAD * torch.get_num_threads()))
+        shares = (parts[start : start + share] for start in range(0, len(parts), share))
+        return [one for done in pool.map(lambda own: [work(part) for part in own], shares) for one in done]
+
+
 @contextmanager
 def workers() -> Iterator[ThreadPoolExecutor]:
-    """Yield as many threads as torch would use, each of which computes alone.
+    """Yield as many threads as torch would use, each of which computes alone: those of the caller, if it has some.
 
     Torch's own threads wait for each other after every operation; if another program runs on one of their cores, each
-    of these waits may take a time slice.
+    of these waits may take a time slice. New threads have new memory, which costs as much as what is computed in it.
     """
+    if (own := _POOL.get()) is not None:
+        yield own
+        return
     number = torch.get_num_threads()
     try:
         with ThreadPoolExecutor(number, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            yield pool
+            token = _POOL.set(pool)
+            try:
+                yield pool
+            finally:
+                _POOL.reset(token)
     finally:
         torch.set_num_threads(number)  # the default of threads that have yet to start

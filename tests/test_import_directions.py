@@ -26,7 +26,7 @@ STREAMING, LANGUAGE = "pipelines.training.tasks.streaming", "pipelines.training.
 DEVICES, PROGRESS, THREADS = "pipelines.torch_devices", "pipelines.stage_progress", "pipelines.thread_choice"
 CHILDREN, TIME = "pipelines.child_watch", "pipelines.swarm_time"
 PROCESSES = "pipelines.process_table"
-ARITHMETIC = "pipelines.equal_arithmetic"
+ARITHMETIC = ("pipelines.equal_arithmetic", "pipelines.block_quantisation")
 REDUCE = f"{AVERAGING}.reduce"
 LEDGER = "pipelines.training.ledger"
 SPARSE = "pipelines.training.sparse"
@@ -42,22 +42,23 @@ MAY_IMPORT = {
     CHILDREN: (),
     TIME: (),
     PROCESSES: (),
-    ARITHMETIC: (),
+    ARITHMETIC[0]: (),
+    ARITHMETIC[1]: (),
     CODES: (HUB,),
     ADMISSION: (CHILDREN, HUB),
     SWARM: (f"{HUB}.printing", ADMISSION, CHILDREN, TIME),
     MEMORY: (HUB,),
     f"{MEMORY}.models": (),
     RUN: (f"{ADMISSION}.settings", MEMORY, HUB),
-    OPTIMIZERS: (RUN, ARITHMETIC),
+    OPTIMIZERS: (RUN, *ARITHMETIC),
     GRADIENTS: (RUN, THREADS),
     REPOSITORY: (RUN, TIME, MEMORY, HUB),
-    REDUCE: (RUN, ARITHMETIC),
-    f"{AVERAGING}.wire": (RUN, REDUCE, ARITHMETIC),
+    REDUCE: (RUN, *ARITHMETIC),
+    f"{AVERAGING}.wire": (RUN, REDUCE, *ARITHMETIC),
     f"{AVERAGING}.group": (RUN,),
     f"{AVERAGING}.bandwidth": (RUN, SWARM, HUB),
-    SPARSE: (ARITHMETIC,),
-    AVERAGING: (RUN, SPARSE, ADMISSION, SWARM, CHILDREN, ARITHMETIC),
+    SPARSE: ARITHMETIC,
+    AVERAGING: (RUN, SPARSE, ADMISSION, SWARM, CHILDREN, *ARITHMETIC),
     METRICS: (RUN, REPOSITORY, SWARM, LEDGER, HUB),
     CARD: (RUN, METRICS, HUB),
     STATE: (OPTIMIZERS, REPOSITORY, ADMISSION, SWARM, AVERAGING, HUB),
@@ -159,10 +160,7 @@ MOST_FLOORS = 7
 
 PRICED = {
     "open_clip": ("pipelines/clip/clip_reranking.py",),
-    "bitsandbytes": (
-        "pipelines/training/optimizers/block_statistics.py",
-        "pipelines/training/averaging/wire/codec.py",
-    ),
+    "bitsandbytes": ("pipelines/training/optimizers/block_statistics.py",),
     "peft": ("pipelines/finetuning/finetuning.py",),
     "torch_fidelity": ("pipelines/evaluation/",),
     "torchmetrics": ("pipelines/evaluation/",),
@@ -304,7 +302,7 @@ def test_every_place_where_a_library_may_be_imported_does_import_it():
         ("modeling_dalle_collab/a.py", "import einops", "travels with torch and transformers alone"),
         ("pipelines/swarm/a.py", "import spaces.landing_page", "imports spaces.landing_page"),
         ("pipelines/clip/clip_training.py", "import open_clip", "clip_reranking.py may"),
-        ("pipelines/training/averaging/averager.py", "import bitsandbytes", "wire/codec.py may"),
+        ("pipelines/training/averaging/averager.py", "import bitsandbytes", "block_statistics.py may"),
         ("pipelines/generation/a.py", "import hivemind.utils", "pipelines/training/swarm_optimizer/, "),
         (
             "pipelines/training/run/training_run.py",

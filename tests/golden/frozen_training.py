@@ -1,7 +1,7 @@
 """What one peer comes to alone, what the reducer makes of fixed parts, and what fixed tensors are on the wire.
 
-Digests of what all processors with AVX2 compute alike are under the key `bits`. A product of matrices is not: what a
-model's gradients or weighted means come to is given in numbers, which are compared but for rounding.
+Digests are of what all processors compute alike; see `frozen_arithmetic.py`. What a model's gradients come to is given
+in numbers, which are compared but for rounding.
 """
 
 import asyncio
@@ -52,7 +52,7 @@ Step = Callable[[Any, torch.nn.Module, int], tuple[float, float]]
 def trained_alone() -> dict[str, Any]:
     """Return what becomes of the parameters of one peer that trains by itself, with each kind of optimizer."""
     with lone_node() as dht:
-        return {name: _in_numbers(dht, name) | dict(bits=_in_bits(dht, name)) for name in OPTIMIZERS}
+        return {name: _in_numbers(dht, name) | dict(digests=_in_bits(dht, name)) for name in OPTIMIZERS}
 
 
 @contextlib.contextmanager
@@ -102,6 +102,8 @@ def _trained(dht: Any, name: str, step: Step) -> tuple[torch.nn.Module, Any, lis
         )  # fmt: skip
         task = made_up_task(run)
         model = task.new_model()
+        if step is _make_up:
+            _make_up_weights(model)
         with lone_optimizer(dht, run, model) as (optimizer, _):
             losses = []
             for number in range(NUM_STEPS):
@@ -121,6 +123,12 @@ def _learn(task: Any, model: torch.nn.Module, number: int) -> tuple[float, float
     loss = total / weight
     loss.backward()
     return loss.item(), weight
+
+
+@torch.no_grad()
+def _make_up_weights(model: torch.nn.Module) -> None:
+    for index, parameter in enumerate(model.parameters()):
+        parameter.copy_(made_up(parameter.shape, index))
 
 
 def _make_up(task: Any, model: torch.nn.Module, number: int) -> tuple[float, float]:
@@ -167,7 +175,7 @@ def _message(name: str, size: str) -> dict[str, Any]:
     info = CompressionInfo.from_tensor(values, key=0)
     message = codec.compress(values, info)
     return dict(
-        bits=hashlib.sha256(message.SerializeToString(deterministic=True)).hexdigest(),
+        digest=hashlib.sha256(message.SerializeToString(deterministic=True)).hexdigest(),
         codec=message.compression,
         dtype=message.dtype,
         size=list(message.size),

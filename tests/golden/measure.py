@@ -25,6 +25,7 @@ def _measure(hub: LocalHub, folder: Path) -> dict:
     import torch
 
     torch.set_num_threads(1)
+    import frozen_arithmetic
     import frozen_protocol
     import frozen_training
     from parts import guard_process_group, prepare_hub_client
@@ -39,6 +40,7 @@ def _measure(hub: LocalHub, folder: Path) -> dict:
             processor=_processor(torch.backends.cpu.get_cpu_capability()),
             **{name: version(name) for name in PACKAGES},
         ),
+        arithmetic=frozen_arithmetic.arithmetic(),
         protocol=frozen_protocol.protocol(),
         training=frozen_training.trained_alone(),
         aggregation=frozen_training.aggregates(),
@@ -48,7 +50,7 @@ def _measure(hub: LocalHub, folder: Path) -> dict:
 
 
 def _processor(capability: str) -> str:
-    """Return what the last bits depend on: AVX2 and AVX-512 multiply and add in one rounding, whoever made them."""
+    """Return what a model's first weights depend on: AVX2 and AVX-512 multiply and add in one rounding."""
     return "AVX2 or more" if capability in ("AVX2", "AVX512") else f"{platform.machine()} {capability}"
 
 

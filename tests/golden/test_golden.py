@@ -4,7 +4,7 @@ import pytest
 from freeze import COMMAND, is_equal, measure, read_frozen, without_rounding
 
 FROZEN = read_frozen()
-SECTIONS = ("aggregation", "files", "messages", "protocol", "training")
+SECTIONS = ("aggregation", "arithmetic", "files", "messages", "protocol", "training")
 DEPENDS_ON = {
     "bits": ("processor", "torch", "numpy", "bitsandbytes"),
     "by_matplotlib": ("matplotlib",),

@@ -4,7 +4,7 @@ Evidence is what others have signed, and what binds their keys to their names: t
 made of, those parts, and the tokens of all who signed. Nothing else in it counts, and nothing depends on what this peer
 has been told otherwise. So whoever believes it can convince everybody, and nobody can make it up.
 
-Another machine may round otherwise. An answer is false only if it is off by far more than that, and an accuser lies
+Another version may round otherwise. An answer is false only if it is off by far more than that, and an accuser lies
 only if it is off by far less: between the two, nobody is to blame.
 """
 
@@ -20,6 +20,7 @@ from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2, runtime_pb2
 from hivemind.utils import MSGPackSerializer
 
+from pipelines.equal_arithmetic import norm
 from pipelines.training.averaging.reduce.robust_aggregation import (
     FAR_OFF,
     AggregationRule,
@@ -34,12 +35,12 @@ from pipelines.training.averaging.wire.signed_inputs import part_statement
 SOUND_SHARES, FALSE_SHARES = (0.1, 1e-4), (0.3, 1e-3)
 """An answer is sound within these shares of the codec's own error and of the average's norm, and false beyond those.
 
-Without AVX a sum is off by 1e-7 of its norm, and what is rounded to another bucket comes to 0.3 % of the codec's error;
-if all values were off by 1e-6, it would be 4 % in 8 bits, and 5e-5 of the norm in float16 (measured).
+A sum in another order is off by 1e-7 of its norm, and what is rounded to another bucket comes to 0.3 % of the codec's
+error; if all values were off by 1e-6, it would be 4 % in 8 bits, and 5e-5 of the norm in float16 (measured).
 """
 
 BORDER = 1e-3
-"""A sender that is this close to being left out may count on one machine and not on another: both are right."""
+"""A sender that is this close to being left out may count in one version and not in another: both are right."""
 
 MANY_AT_THE_BORDER = 2
 """So many may have been treated differently, in more ways than are tried here."""
@@ -211,11 +212,7 @@ def _difference(answer: torch.Tensor, average: torch.Tensor, form: PartForm, com
         return Verdict.UNCLEAR
     message = compression.compress(average, form.info, allow_inplace=False)
     own = read_buffer(message.buffer, compression, form.info, form.shape)
-    codec_error, norm, off = _norm(own - average), _norm(average), _norm(answer - own)
-    if off <= SOUND_SHARES[0] * codec_error + SOUND_SHARES[1] * norm:
+    codec_error, length, off = norm(own - average), norm(average), norm(answer - own)
+    if off <= SOUND_SHARES[0] * codec_error + SOUND_SHARES[1] * length:
         return Verdict.SOUND
-    return Verdict.FALSE if off > FALSE_SHARES[0] * codec_error + FALSE_SHARES[1] * norm else Verdict.UNCLEAR
-
-
-def _norm(values: torch.Tensor) -> float:
-    return float(torch.linalg.vector_norm(values, dtype=torch.float64))
+    return Verdict.FALSE if off > FALSE_SHARES[0] * codec_error + FALSE_SHARES[1] * length else Verdict.UNCLEAR

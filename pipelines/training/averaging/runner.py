@@ -18,6 +18,7 @@ from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2
 from hivemind.utils.asyncio import aiter_with_timeout, amap_in_executor, as_aiter, attach_event_on_finished
 
+from pipelines.equal_arithmetic import norm
 from pipelines.training.averaging.reduce.suspects import Offence, PartRefusedError
 from pipelines.training.averaging.sending_end import SendingEnd, stream_hello
 from pipelines.training.averaging.wire.codec import read_part
@@ -370,9 +371,9 @@ class TrustedAllReduceRunner(SendingEnd):
         answer = read_part(message.tensor_part, self.tensor_part_container.compression, info, own_part.shape)
         typical = max(self._memory.typical_value, self.tensor_part_reducer.typical_value)
         limit = max(
-            MAX_ANSWER_RATIO * _norm(own_part), MAX_ANSWER_RATIO_TO_OTHERS * typical * math.sqrt(own_part.numel())
+            MAX_ANSWER_RATIO * norm(own_part), MAX_ANSWER_RATIO_TO_OTHERS * typical * math.sqrt(own_part.numel())
         )
-        if limit and (length := _norm(answer)) > limit:
+        if limit and (length := norm(answer)) > limit:
             raise PartRefusedError(Offence.BAD_ANSWER, f"an average of norm {length:.3g}; expected at most {limit:.3g}")
         return _Answer(part_index=part_index, message=message, values=answer)
 
@@ -391,7 +392,3 @@ class TrustedAllReduceRunner(SendingEnd):
 def _extend(limit: asyncio.Timeout, seconds: float) -> None:
     if not limit.expired():
         limit.reschedule(asyncio.get_running_loop().time() + seconds)
-
-
-def _norm(part: torch.Tensor) -> float:
-    return float(torch.linalg.vector_norm(part, dtype=torch.float64))

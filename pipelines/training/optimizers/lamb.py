@@ -3,14 +3,14 @@
 `bitsandbytes.optim.LAMB8bit` of 0.50 computes Adam (no trust ratio), so this is our own formula.
 """
 
-from concurrent.futures import ThreadPoolExecutor
+import math
 from functools import partial
 from typing import Any, ClassVar
 
 import torch
 from torch.optim.optimizer import ParamsT, StateDict
 
-from pipelines.equal_arithmetic import SPAN, norm, power, root_, spans, workers
+from pipelines.equal_arithmetic import SPAN, norm, power, root_, shared_out, spans, workers
 from pipelines.training.optimizers.block_statistics import Statistic, initial_state, read_statistic, write_statistic
 from pipelines.training.optimizers.gradient_norm import global_norm
 
@@ -64,31 +64,24 @@ class Lamb(torch.optim.Optimizer):
         Raises:
             ValueError: the global gradient norm is not finite; nothing has changed then.
         """
-        scale = self._gradient_scale()
-        with workers() as pool:
+        with workers():
+            scale = self._gradient_scale()
             for group in self.param_groups:
                 for parameter in group["params"]:
                     if (gradient := parameter.grad) is not None:
-                        self._update(parameter, gradient.reshape(-1), group, scale, pool)
+                        self._update(parameter, gradient.reshape(-1), group, scale)
 
     def _gradient_scale(self) -> float:
         length = global_norm(self)
         return min(1.0, self.max_gradient_norm / (length + 1e-6)) if self.max_gradient_norm else 1.0
 
-    def _update(
-        self,
-        parameter: torch.Tensor,
-        gradient: torch.Tensor,
-        group: dict[str, Any],
-        scale: float,
-        pool: ThreadPoolExecutor,
-    ) -> None:
+    def _update(self, parameter: torch.Tensor, gradient: torch.Tensor, group: dict[str, Any], scale: float) -> None:
         state = self.state[parameter]
         state["step"] += 1
         flat, direction = parameter.detach().view(-1), torch.empty_like(gradient)
         is_on_cpu = gradient.device.type == "cpu"
         parts = spans(gradient.numel(), SPAN if is_on_cpu else SPAN_ON_GPU)
-        each = pool.map if is_on_cpu and len(parts) > 1 else map
+        each = shared_out if is_on_cpu else map
         list(each(partial(self._update_span, state, group, scale, gradient, flat, direction), parts))
         rate = group["lr"] * self.trust_ratio(parameter, direction)
         list(each(lambda span: flat[span].sub_(direction[span].mul_(rate)), parts))
@@ -106,13 +99,16 @@ class Lamb(torch.optim.Optimizer):
     ) -> None:
         """Update the statistics of a span, and write the direction of its step."""
         (beta1, beta2), step = group["betas"], int(state["step"])
-        part, own = gradient[span] * scale, direction[span]
-        mean = read_statistic(state, MEAN, span).mul_(beta1).add_(torch.mul(part, 1 - beta1, out=own))
-        square = read_statistic(state, SQUARE, span).mul_(beta2).add_(part.mul_(part).mul_(1 - beta2))
+        part, own = gradient[span] * (scale * math.sqrt(1 - beta2)), direction[span]
+        mean = read_statistic(state, MEAN, span, beta1)
+        mean.add_(torch.mul(gradient[span], scale * (1 - beta1), out=own))
+        square = read_statistic(state, SQUARE, span, beta2).add_(part.mul_(part))
         write_statistic(state, MEAN, span, mean)
         write_statistic(state, SQUARE, span, square)
-        divisor = root_(torch.div(square, 1 - power(beta2, step), out=part)).add_(group["eps"])
-        torch.div(mean, 1 - power(beta1, step), out=own).div_(divisor)
+        # Both means' biases in one factor, and in epsilon: one operation less for each.
+        bias, bias_of_square = 1 - power(beta1, step), 1 - power(beta2, step)
+        divisor = root_(torch.mul(square, bias * bias / bias_of_square, out=part)).add_(group["eps"] * bias)
+        torch.div(mean, divisor, out=own)
         if group["weight_decay"]:
             own.add_(torch.mul(parameter[span], group["weight_decay"], out=part))
 

@@ -1,1 +1,1 @@
-"""Sparse progress of peers with local steps: its bytes, error feedback, the mean. May import nothing of ours."""
+"""Sparse progress of peers with local steps: its bytes, error feedback, the mean. May import `equal_arithmetic`."""

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from pipelines.equal_arithmetic import power
 from pipelines.training.sparse.layout import ChunkLayout
 from pipelines.training.sparse.selection import HIGH, NEGATIVE, largest, quantised
 
@@ -220,7 +221,7 @@ def _checked_norm(levels: np.ndarray, codes_of_tensors: Sequence[np.ndarray]) ->
                 f"A sparse update's codes for tensor {number} do not fit its levels {low} and {high}; expected both "
                 "levels in use or equal ones, and no sign of 0."
             )
-        squares += [(len(codes) - num_high) * low**2, num_high * high**2]
+        squares += [(len(codes) - num_high) * (low * low), num_high * (high * high)]
     return math.sqrt(math.fsum(squares))
 
 
@@ -230,7 +231,7 @@ def _best_rice_bits(share: float) -> int:
         return 0
 
     def length(bits: int) -> float:
-        zero = (1 - share) ** 2**bits
+        zero = power(1 - share, 2**bits)
         return bits + zero / (1 - zero)
 
     return min(range(16), key=length)

@@ -41,8 +41,10 @@ def quantised(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     explained = sums[:-1] ** 2 / counts[:-1] + (sums[-1] - sums[:-1]) ** 2 / counts[-2::-1]
     num_low = int(explained.argmax()) + 1 if len(explained) else 1
     is_high = magnitudes > ascending[num_low - 1]
-    means = [part.mean(dtype=np.float64) for part in (magnitudes[~is_high], magnitudes[is_high]) if len(part)]
-    levels = np.array((means[0], means[-1]), dtype=np.float32)
+    num_low = int(np.count_nonzero(~is_high))  # with all that are equal
+    low, num_high = sums[num_low - 1], len(ascending) - num_low
+    means = low / num_low, (sums[-1] - low) / num_high if num_high else low / num_low
+    levels = np.array(means, dtype=np.float32)
     if levels[0] == levels[1]:
         is_high[:] = False
     is_negative = (values < 0) & (levels[is_high.astype(np.uint8)] > 0)

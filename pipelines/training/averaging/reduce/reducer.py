@@ -5,6 +5,7 @@ inputs of the current part, so its memory is the number of senders times one par
 """
 
 import asyncio
+import math
 import time
 from collections.abc import Mapping, Sequence
 
@@ -59,7 +60,7 @@ class RobustPartReducer(TensorPartReducer):
     @property
     def typical_value(self) -> float:
         """Root mean square of the values that the median peer sent here so far; 0 if nothing was aggregated yet."""
-        return (self._square_sum / self._num_aggregated) ** 0.5 if self._num_aggregated else 0.0
+        return math.sqrt(self._square_sum / self._num_aggregated) if self._num_aggregated else 0.0
 
     @property
     def shares_waited(self) -> list[float]:

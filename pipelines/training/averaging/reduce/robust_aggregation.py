@@ -15,6 +15,7 @@ from typing import TypeVar
 
 import torch
 
+from pipelines.equal_arithmetic import norm, product, root_, sum_
 from pipelines.training.run.sections import AGGREGATION_RULES
 
 Peer = TypeVar("Peer")
@@ -38,8 +39,8 @@ ROUNDING = 1e-6
 CONVERGED = 1e-7
 """CenteredClip stops when no peer's weight in the centre changes by more."""
 
-SORTED_AT_ONCE = 2**15
-"""Elements that the coordinate median sorts at a time, so that the rows stay in the CPU's cache."""
+AT_ONCE = 2**15
+"""Elements that are taken at a time, so that all peers' rows stay in the CPU's cache. Another number gives other bits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +107,7 @@ def aggregate(
     shares = torch.tensor(weights, dtype=torch.float64)
     if not shares.any():
         shares = torch.ones_like(shares)
-    norms = torch.linalg.vector_norm(inputs, dim=1, dtype=torch.float64)
+    norms = torch.tensor([norm(vector) for vector in inputs], dtype=torch.float64)
     typical = _median(norms[shares > 0])
     if int((shares > 0).sum()) < MIN_FOR_A_MAJORITY:
         return Aggregate(values=_mean(inputs, shares), excess=(1.0,) * len(inputs), typical_norm=typical)
@@ -127,7 +128,7 @@ def aggregate(
 
 def coordinate_median(inputs: torch.Tensor) -> torch.Tensor:
     """Return the median of every coordinate: (peer, element) -> (element,); of an even number the middle two's mean."""
-    return torch.cat([_middle_of_sorted(list(part.unbind(0))) for part in inputs.split(SORTED_AT_ONCE, dim=1)])
+    return torch.cat([_middle_of_sorted(list(part.unbind(0))) for part in inputs.split(AT_ONCE, dim=1)])
 
 
 def _around_the_median(
@@ -136,14 +137,14 @@ def _around_the_median(
     """Return the group's vector by CenteredClip or as the coordinate median, and how far off each peer is from it."""
     centre = coordinate_median(inputs[shares > 0])
     offsets = inputs - centre
-    gram = (offsets @ offsets.T).double()
-    distances = gram.diagonal().clamp(min=0).sqrt()
+    gram = _gram(offsets)
+    distances = root_(gram.diagonal().clone())
     tau = _limits(distances, shares, rule.tau_ratio, floor)
     apart = _distances_from_most(gram, shares > 0)
     too_far_apart = _excess(apart, _limits(apart, shares, rule.tau_ratio, floor))
     if rule.name == "centered_clip":
         pull, distances = _centered_clip(gram, shares, tau, rule.num_iterations)
-        centre = _mean(inputs, shares) if pull is None else centre + pull.to(offsets.dtype) @ offsets
+        centre = _mean(inputs, shares) if pull is None else centre + _weighted_sum(offsets, pull)
     return centre, torch.maximum(_excess(distances, tau), too_far_apart)
 
 
@@ -192,14 +193,14 @@ def _centered_clip(
     All centres lie in the span of the offsets: v + sum_i s_i clip(x_i - v) needs no more than their scalar products.
     The first value is None if nobody is clipped at the start: the centre is then the weighted mean of the vectors.
     """
-    shares = shares / shares.sum()
+    shares = shares / sum_(shares.clone())
     pull = torch.zeros_like(shares)
     distances = _distances(gram, pull)
     if bool((distances <= tau)[shares > 0].all()):
         return None, _distances(gram, shares)
     for _ in range(num_iterations):
         step = shares * torch.where(distances <= tau, 1.0, tau / distances)
-        moved = pull * (1 - step.sum()) + step
+        moved = pull * (1 - sum_(step.clone())) + step
         has_converged = bool((moved - pull).abs().max() < CONVERGED)
         pull, distances = moved, _distances(gram, moved)
         if has_converged:
@@ -209,7 +210,8 @@ def _centered_clip(
 
 def _distances(gram: torch.Tensor, pull: torch.Tensor) -> torch.Tensor:
     """Return each vector's distance from the point `pull @ offsets`, from the offsets' scalar products."""
-    return (gram.diagonal() - 2 * gram @ pull + pull @ gram @ pull).clamp(min=0).sqrt()
+    along = sum_(gram * pull[:, None])  # the vectors' products with the point
+    return root_((gram.diagonal() - 2 * along + sum_(along * pull)).clamp(min=0))
 
 
 def _distances_from_most(gram: torch.Tensor, counted: torch.Tensor) -> torch.Tensor:
@@ -219,7 +221,7 @@ def _distances_from_most(gram: torch.Tensor, counted: torch.Tensor) -> torch.Ten
     peers are. From most others they stay far: no minority can bring an honest peer's majority nearer or further away.
     """
     squares = gram.diagonal()
-    between = (squares[:, None] + squares - 2 * gram).clamp(min=0).sqrt()
+    between = root_((squares[:, None] + squares - 2 * gram).clamp(min=0))
     return between[:, counted].kthvalue(int(counted.sum()) // 2 + 1, dim=1).values
 
 
@@ -231,8 +233,8 @@ def _limits(sizes: torch.Tensor, shares: torch.Tensor, ratio: float, floor: floa
     """
     counted = shares > 0
     typical = max(_median(sizes[counted]), floor)
-    for_one_sample = _median((sizes * shares.sqrt())[counted])
-    by_samples = for_one_sample / shares.clamp(min=_median(shares[counted]) / 100).sqrt()
+    for_one_sample = _median((sizes * root_(shares.clone()))[counted])
+    by_samples = for_one_sample / root_(shares.clamp(min=_median(shares[counted]) / 100))
     return ratio * torch.where(counted, by_samples, 0.0).clamp(min=typical)
 
 
@@ -240,8 +242,18 @@ def _excess(sizes: torch.Tensor, limits: torch.Tensor) -> torch.Tensor:
     return torch.where(limits > 0, sizes / limits, torch.where(sizes > 0, math.inf, 0.0))
 
 
+def _gram(vectors: torch.Tensor) -> torch.Tensor:
+    """Return the scalar products of (peer, element) vectors: (peer, peer) float64."""
+    return sum_(torch.stack([product(part, part.T) for part in vectors.split(AT_ONCE, dim=1)]))
+
+
 def _mean(inputs: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
-    return (shares / shares.sum()).to(inputs.dtype) @ inputs
+    return _weighted_sum(inputs, shares / sum_(shares.clone()))
+
+
+def _weighted_sum(vectors: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    factors = weights.to(vectors.dtype)[:, None]
+    return torch.cat([sum_(part * factors) for part in vectors.split(AT_ONCE, dim=1)])
 
 
 def _median(values: torch.Tensor) -> float:
@@ -257,4 +269,5 @@ def _middle_of_sorted(rows: list[torch.Tensor]) -> torch.Tensor:
     for turn in range(len(rows)):
         for i in range(turn % 2, len(rows) - 1, 2):
             rows[i], rows[i + 1] = torch.minimum(rows[i], rows[i + 1]), torch.maximum(rows[i], rows[i + 1])
-    return (rows[(len(rows) - 1) // 2] + rows[len(rows) // 2]) / 2
+    # Which of two zeros is the smaller one differs; their sum with 0 is 0.
+    return ((rows[(len(rows) - 1) // 2] + rows[len(rows) // 2]) / 2).add_(0.0)

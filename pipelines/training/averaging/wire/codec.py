@@ -2,11 +2,9 @@
 
 import math
 from collections.abc import Iterable
-from functools import cache
 
 import numpy as np
 import torch
-from bitsandbytes import functional as quantization  # here, so that it is loaded before averagers are forked
 from hivemind.compression import (
     BlockwiseQuantization,
     CompressionBase,
@@ -18,6 +16,7 @@ from hivemind.compression import (
 from hivemind.compression.adaptive import AdaptiveCompressionBase
 from hivemind.proto import runtime_pb2
 
+from pipelines.block_quantisation import dequantise, quantise
 from pipelines.training.averaging.reduce.finite_values import is_finite
 from pipelines.training.averaging.reduce.suspects import Offence, PartRefusedError
 from pipelines.training.run.training_run import TrainingRun
@@ -45,9 +44,11 @@ class Blockwise8BitCodec(BlockwiseQuantization):
         values = tensor.detach().to(torch.float32)
         if not is_finite(values):
             raise ValueError(KEPT_AT_HOME)
-        indices, (scales, _) = self.quantize(values)
+        scales = torch.empty(_num_blocks(values.numel()))
+        indices = torch.empty(values.numel(), dtype=torch.uint8)
+        quantise(values.reshape(-1), BLOCK_SIZE, True, indices, scales)
         return runtime_pb2.Tensor(
-            buffer=scales.tobytes() + indices.tobytes(),
+            buffer=scales.numpy().tobytes() + indices.numpy().tobytes(),
             size=tensor.shape,
             requires_grad=tensor.requires_grad,
             dtype="float32",
@@ -65,8 +66,7 @@ class Blockwise8BitCodec(BlockwiseQuantization):
         if not (torch.isfinite(scales).all() and (scales >= 0).all()):
             raise PartRefusedError(Offence.NOT_FINITE, "a block's scale is not a finite, non-negative number")
         indices = _array(serialized_tensor.buffer, np.uint8, 4 * num_blocks, -1)
-        values = quantization.dequantize_blockwise(indices, absmax=scales, code=_levels(), blocksize=BLOCK_SIZE)
-        return values.reshape(tuple(serialized_tensor.size))
+        return dequantise(indices, BLOCK_SIZE, True, scales).reshape(tuple(serialized_tensor.size))
 
 
 def averaging_compression(run: TrainingRun) -> CompressionBase:
@@ -155,18 +155,3 @@ def _num_blocks(num_elements: int) -> int:
 
 def _array(buffer: bytes, kind: type[np.generic], offset: int, count: int) -> torch.Tensor:
     return torch.from_numpy(np.frombuffer(buffer, offset=offset, count=count, dtype=kind).copy())
-
-
-@cache
-def _levels() -> torch.Tensor:
-    """The 256 levels of the dynamic map (Dettmers et al., 2021, section 2.2), float32: in each decade from 1e-6 on,
-    twice as many as in the one before, at equal distances; and 0 and 1.
-
-    bitsandbytes' own have other last bits on processors without AVX2, and peers must agree in every bit.
-    """
-    levels = [0.0, 1.0]
-    for number, largest in enumerate((1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)):
-        bounds = np.linspace(0.1, 1.0, 2**number + 1)
-        means = largest * (bounds[:-1] + bounds[1:]) / 2
-        levels += [*means, *-means]
-    return torch.from_numpy(np.sort(np.array(levels, np.float32)))

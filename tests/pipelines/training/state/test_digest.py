@@ -1,15 +1,11 @@
 """What a state's digest says of it, and the snapshot that stands still while it is read."""
 
 import hashlib
-import itertools
 import struct
-import subprocess
-import sys
 
 import pytest
 import torch
 from made_up_states import made_up_state, sealed
-from support_files import SUPPORT
 
 from pipelines.training.state.digest import StateManifest, check_manifest, state_layout
 from pipelines.training.state.snapshot import StateSnapshot
@@ -44,30 +40,6 @@ def test_equal_states_have_equal_digests_and_one_bit_makes_another():
         assert sealed(changed)[1].digest != digest, name
     assert sealed(made_up_state(), epoch=4)[1].digest != digest
     assert sealed(made_up_state(), swarm_id="cats")[1].digest != digest
-
-
-def test_the_optimizer_gives_the_same_bits_with_one_thread_and_two_and_with_avx2_and_avx512():
-    program = (
-        "import sys, torch; sys.path.insert(0, sys.argv[1]); torch.set_num_threads(int(sys.argv[2]))\n"
-        "from made_up_states import made_up_state, sealed\n"
-        "state = made_up_state(shapes=((700, 700), (7,)), num_steps=4)\n"
-        "print(torch.backends.cpu.get_cpu_capability(), sealed(state)[1].digest)"
-    )
-    # A processor dies of instructions that it does not know.
-    known = {"AVX2": ["avx2"], "AVX512": ["avx2", "avx512"]}.get(torch.backends.cpu.get_cpu_capability(), ["default"])
-    seen = {}
-    for capability, threads in itertools.product(known, (1, 2)):
-        done = subprocess.run(
-            [sys.executable, "-c", program, str(SUPPORT), str(threads)],
-            env={"ATEN_CPU_CAPABILITY": capability, "PYTHONPATH": ":".join(sys.path)},
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0, done.stderr
-        name, digest = done.stdout.split()
-        assert name.lower() == capability
-        seen[name, threads] = digest
-    assert len(set(seen.values())) == 1, seen
 
 
 def test_a_manifest_survives_the_wire_and_what_is_none_is_refused():
