@@ -1,6 +1,6 @@
 """Float32 values as 8-bit levels with a scale for each block of them (Dettmers et al., 2021), equal on all processors.
 
-A tenth of a bit besides, levels and indices are those of bitsandbytes 0.50, which takes six times as long on a CPU, and
+But for rounding, levels and indices are those of bitsandbytes 0.50, which takes several times as long on a CPU, and
 whose last bits depend on the processor.
 """
 

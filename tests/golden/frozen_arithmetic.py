@@ -1,6 +1,6 @@
 """Digests of all that peers compute alike, equal on every processor: python tests/golden/frozen_arithmetic.py [PART...]
 
-Needs torch and numpy alone, so that it also runs on an emulated processor (`tests/long/emulated_arm.py`). Prints what
+Needs torch and numpy alone, so that it also runs on an emulated processor. Prints what
 computed, and the digests as JSON.
 """
 
@@ -92,7 +92,7 @@ def robust_rules() -> dict[str, str]:
                 inputs[-1] *= -40
                 inputs[-2] += 3.0
             weights = bounded_weights(
-                {peer: 16.0 + 7.3 * peer for peer in range(number)}, {peer: 30.1 for peer in range(number)}, 8.0
+                {peer: 16.0 + 7.3 * peer for peer in range(number)}, dict.fromkeys(range(number), 30.1), 8.0
             )
             outcome = aggregate(inputs, list(weights.values()), AggregationRule(name=rule))
             figures = np.array([*outcome.excess, outcome.typical_norm])

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from emulated_arm import arm_command
 from freeze import FOLDER, read_frozen
 
 PROGRAM = FOLDER / "frozen_arithmetic.py"
@@ -37,11 +38,25 @@ def test_the_arithmetic_of_peers_has_the_frozen_bits_with_these_instructions(cap
     assert seen == read_frozen()["arithmetic"]
 
 
-def run_program(threads: str, settings: dict[str, str], command: tuple[str, ...] = (sys.executable,)):
+@pytest.mark.long
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_the_arithmetic_of_peers_has_the_frozen_bits_on_an_emulated_arm(request):
+    try:
+        command = arm_command(Path(request.config.cache.mkdir("emulated_arm")))
+    except OSError as error:
+        pytest.skip(f"no emulated ARM here: {error}")
+    _, seen = run_program("2", {}, command)
+    assert seen == read_frozen()["arithmetic"]
+
+
+def run_program(
+    threads: str, settings: dict[str, str], command: tuple[str, ...] = (sys.executable,)
+) -> tuple[str, dict[str, dict[str, str]]]:
     """Return the processor's capability and all digests, as computed with this number of threads."""
     done = subprocess.run(
         [*command, "-W", "ignore", str(PROGRAM)],
-        env={**os.environ, **settings, "OMP_NUM_THREADS": threads, "PYTHONPATH": str(Path(__file__).parents[2])},
+        env={**os.environ, **settings, "OMP_NUM_THREADS": threads},
         capture_output=True,
         text=True,
     )

@@ -1,13 +1,13 @@
 """Identifies a training state bit for bit: its tensors in one order, their hashes, and the digest that peers sign.
 
 Why honest peers have the same digest: a round of gradients gives all its members the same bytes (the average as it came
-out of the codec, `runner.TrustedAllReduceRunner`), and the optimizer runs on the CPU, where the same operations on the
-same bytes give the same bytes: measured equal with 1 and 2 threads, with AVX2 and with AVX-512, on Intel and (in
-emulation) on AMD, where functions that torch leaves to MKL differ (`optimizers/square_root.py`). So peers that started
+out of the codec, `runner.TrustedAllReduceRunner`), and the optimizer runs on the CPU, in arithmetic that gives the same
+bits on all processors (`equal_arithmetic.py`): its digests are frozen, and the same with and without AVX2 and AVX-512,
+with any number of threads, and on ARM (`tests/golden/frozen_arithmetic.py`). So peers that started
 from one state and missed no part of a round stay equal in every bit: three real peers, four epochs, 43 of 43 tensors,
 without compression and in 8 bits, with 8-bit statistics. With hivemind's rounds (each member adds its own difference)
-it was 15 of 43 and 0 of 43. Peers do diverge after a part that a dying reducer delivered to only some members, and on a
-CPU without AVX2; `votes` says how a newcomer handles digests that differ.
+it was 15 of 43 and 0 of 43. Peers do diverge after a part that a dying reducer delivered to only some members;
+`votes` says how a newcomer handles digests that differ.
 
 The digest covers the run, the epoch, and of every tensor its name, type, shape and bytes: parameters and optimizer
 statistics, also 8-bit ones, as they are. It does not cover the learning rate and its kind: they follow from the run's

@@ -40,7 +40,7 @@ CONVERGED = 1e-7
 """CenteredClip stops when no peer's weight in the centre changes by more."""
 
 AT_ONCE = 2**15
-"""Elements that are taken at a time, so that all peers' rows stay in the CPU's cache. Another number gives other bits."""
+"""Elements taken at a time, so that all peers' rows stay in the CPU's cache. Another number would give other bits."""
 
 
 @dataclass(frozen=True, kw_only=True)
