@@ -84,7 +84,7 @@ class Lamb(torch.optim.Optimizer):
         each = shared_out if is_on_cpu else map
         list(each(partial(self._update_span, state, group, scale, gradient, flat, direction), parts))
         rate = group["lr"] * self.trust_ratio(parameter, direction)
-        list(each(lambda span: flat[span].sub_(direction[span].mul_(rate)), parts))
+        list(each(lambda span: flat[span].sub_(direction[span] * rate), parts))
 
     @torch.no_grad()  # which is a thread's own
     def _update_span(
