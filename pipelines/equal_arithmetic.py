@@ -27,7 +27,8 @@ LEAST_SUM = 2.0**-100
 SHARES_OF_A_THREAD = 3
 """Several, since threads are not equally fast."""
 
-Part, Result = TypeVar("Part"), TypeVar("Result")
+Part = TypeVar("Part")
+Result = TypeVar("Result")
 
 _POOL: ContextVar[ThreadPoolExecutor | None] = ContextVar("pool", default=None)
 
