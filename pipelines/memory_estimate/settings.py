@@ -7,7 +7,7 @@ from typing import Any, Self
 from hub_tools.checks import check_choice
 from pipelines.memory_estimate.models.precision import PRECISIONS
 
-NUM_STATISTICS = {"adam": 2, "adamw": 2, "lamb": 2, "sgd": 0}
+NUM_STATISTICS = {"adam": 2, "adamw": 2, "lamb": 2, "muon": 2, "sgd": 0}
 """Values that an optimizer keeps for each parameter. Those of a run's optimizers are rows here, too."""
 
 OPTIMIZERS = (*NUM_STATISTICS, "adafactor")

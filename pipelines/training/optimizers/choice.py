@@ -9,12 +9,13 @@ from torch.optim.optimizer import ParamsT
 
 from pipelines.training.optimizers.adamw import AdamW
 from pipelines.training.optimizers.lamb import Lamb
+from pipelines.training.optimizers.muon import Muon
 from pipelines.training.optimizers.nesterov import Nesterov
-from pipelines.training.optimizers.parameter_groups import weight_decay_groups
+from pipelines.training.optimizers.parameter_groups import muon_groups, weight_decay_groups
 from pipelines.training.optimizers.schedule import linear_factor
 from pipelines.training.run.training_run import TrainingRun
 
-OPTIMIZERS: dict[str, type[Lamb]] = {"lamb": Lamb, "adamw": AdamW}
+OPTIMIZERS: dict[str, type[Lamb]] = {"lamb": Lamb, "adamw": AdamW, "muon": Muon}
 """Optimizers by the name in a run's settings; `sections.OPTIMIZERS` has the same names."""
 
 
@@ -31,10 +32,11 @@ def optimizer_parts(run: TrainingRun, model: torch.nn.Module) -> OptimizerParts:
 
     With local steps this is the outer optimizer: Nesterov steps along the averaged progress, at a constant rate.
     """
-    groups = weight_decay_groups(model.named_parameters(), run.weight_decay)
     if run.local_steps == 1:
         schedule = partial(linear_schedule, num_warmup=run.num_warmup_epochs, num_total=run.num_epochs)
+        groups = _groups(run, run.optimizer, model)
         return dict(params=groups, optimizer=optimizer_factory(run), scheduler=schedule)
+    groups = weight_decay_groups(model.named_parameters(), run.weight_decay)
     outer = partial(Nesterov, lr=run.outer_learning_rate, momentum=run.outer_momentum)
     # The inner optimizer decays the weights; decayed twice, they would shrink with every synchronisation.
     return dict(params=[dict(params=group["params"]) for group in groups], optimizer=outer, scheduler=None)
@@ -62,8 +64,13 @@ def gradient_momentum(run: TrainingRun) -> float:
 
 def inner_optimizer(run: TrainingRun, model: torch.nn.Module) -> torch.optim.Optimizer:
     """Return the run's inner optimizer over the model's own parameters."""
-    groups = weight_decay_groups(model.named_parameters(), run.weight_decay)
-    return optimizer_factory(run, run.inner_optimizer)(groups)
+    return optimizer_factory(run, run.inner_optimizer)(_groups(run, run.inner_optimizer, model))
+
+
+def _groups(run: TrainingRun, name: str, model: torch.nn.Module) -> list[dict]:
+    if name == "muon":
+        return muon_groups(model, run.weight_decay)
+    return weight_decay_groups(model.named_parameters(), run.weight_decay)
 
 
 def linear_schedule(

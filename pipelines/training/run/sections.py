@@ -14,7 +14,7 @@ from pipelines.admission.settings import check_admission_settings
 
 AVERAGING_COMPRESSIONS = ("blockwise_8bit", "float16", "none")
 AGGREGATION_RULES = ("centered_clip", "mean", "coordinate_median")
-OPTIMIZERS = ("lamb", "adamw")
+OPTIMIZERS = ("lamb", "adamw", "muon")
 SYNCHRONISATIONS = ("dense", "sparse")
 WHO_MAY_DRAW = ("members", "everybody")
 MOST_VALUES_PER_CHUNK = 4096
@@ -56,7 +56,8 @@ class OptimizerSettings:
     """Epochs of linear warm-up from zero; afterwards the learning rate falls linearly to zero."""
 
     optimizer: str = "lamb"
-    """`lamb`, or `adamw`, which needs smaller learning rates, such as 1e-3."""
+    """`lamb`; or `adamw`, or `muon`, which orthogonalises the momentum of matrices: both need smaller learning rates,
+    such as 1e-3."""
 
     peak_learning_rate: float = 2.5e-3
     """Learning rate after the warm-up, from which it falls to zero."""
@@ -116,8 +117,8 @@ class LocalStepSettings:
     inner steps of every epoch."""
 
     inner_optimizer: str = "lamb"
-    """With local steps: `lamb` or `adamw`, on each peer's device, with `peak_learning_rate` and the settings below it.
-    AdamW needs smaller rates, such as 4e-4."""
+    """With local steps: `lamb`, `adamw` or `muon`, on each peer's device, with `peak_learning_rate` and the settings
+    below it. AdamW and Muon need smaller rates, such as 4e-4."""
 
     outer_learning_rate: float = 1.0
     """With local steps: learning rate of the Nesterov steps along the averaged progress; 1 without momentum: plain
