@@ -9,12 +9,14 @@ from hub_tools.counted import counted
 from pipelines.doctor.check_result import CheckResult, fail, ok, unknown, warn
 from pipelines.swarm.dialling import parse_address
 from pipelines.training.run.training_run import TrainingRun
+from pipelines.training.tasks.language_modeling.settings import LanguageSettings
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
-PAPERS_RATE, PAPERS_BATCH = 2.5e-3, 4096
-"""Peak learning rate and batch of *Training Transformers Together*; LAMB's rate grows with the batch's square root."""
+PAPERS_BATCH = 4096
+USUAL_RATES = {"lamb": (6.25e-4, 1e-2), "adamw": (1e-4, 2e-3), "muon": (1e-4, 2e-3)}
+"""Lowest and highest usual peak learning rates at the batch of *Training Transformers Together*, where LAMB's was
+2.5e-3; they grow with the batch's square root. Muon's steps are as long as AdamW's."""
 
-RATE_SLACK = 4.0
 WARMUP_SHARES = (0.005, 0.3)
 MANY_PASSES = 100
 ROUND_SLACK = 2.0
@@ -61,12 +63,20 @@ def check_schedule(run: TrainingRun, num_records: int | None) -> list[CheckResul
     expected = f"{WARMUP_SHARES[0]:.1%} to {WARMUP_SHARES[1]:.0%} (the paper: 10 %)"
     right = WARMUP_SHARES[0] <= share <= WARMUP_SHARES[1]
     warmup = ok("warm-up", seen, expected) if right else warn("warm-up", seen, expected, _set("num_warmup_epochs"))
-    usual = PAPERS_RATE * math.sqrt(run.target_batch_size / PAPERS_BATCH)
-    seen = f"{run.peak_learning_rate:g} at {run.target_batch_size} samples"
-    expected = f"{usual / RATE_SLACK:.1e} to {usual * RATE_SLACK:.1e} (the paper's, with the batch's square root)"
-    right = usual / RATE_SLACK <= run.peak_learning_rate <= usual * RATE_SLACK
-    rate = ok("peak rate", seen, expected) if right else warn("peak rate", seen, expected, _set("peak_learning_rate"))
-    return [warmup, rate, _check_batch(run, num_records)]
+    return [warmup, check_rate(run), _check_batch(run, num_records)]
+
+
+def check_rate(run: TrainingRun) -> CheckResult:
+    """A rate of another optimizer's size makes a run diverge, or learn nothing."""
+    optimizer = run.stepping_optimizer
+    counted_in_tokens = run.unit == "tokens"
+    weight = LanguageSettings.from_mapping(run.task_settings).sample_weight(run.task) if counted_in_tokens else 1.0
+    batch = (run.inner_batch_size if run.local_steps > 1 else run.target_batch_size) / weight
+    low, high = (rate * math.sqrt(batch / PAPERS_BATCH) for rate in USUAL_RATES[optimizer])
+    seen = f"{run.peak_learning_rate:g} with {optimizer} at {batch:,.0f} samples"
+    expected = f"{low:.1e} to {high:.1e} (usual with {optimizer}, with the batch's square root; small models take more)"
+    right = low <= run.peak_learning_rate <= high
+    return ok("peak rate", seen, expected) if right else warn("peak rate", seen, expected, _set("peak_learning_rate"))
 
 
 def _check_batch(run: TrainingRun, num_records: int | None) -> CheckResult:

@@ -29,7 +29,7 @@ def peer_needs(task: TrainingTask, compute: ComputeOptions, checkpoint_bytes: in
     settings = MemorySettings(
         micro_batch_size=micro_batch_size,
         precision=compute.precision if compute.precision != "auto" else "fp32",
-        optimizer=task.run.inner_optimizer if has_local_steps else task.run.optimizer,
+        optimizer=task.run.stepping_optimizer,
         optimizer_bits=task.run.optimizer_bits,
         collaborative=True,
         local_steps=has_local_steps,

@@ -17,7 +17,7 @@ def estimate_training_memory(model: ModelSizes, settings: MemorySettings) -> Mem
     number = count_elements(shapes)
     share = settings.num_gpus if settings.shard_over_gpus else 1
     gradients = -(-number * element.weight // share)
-    state_bytes = optimizer_state_bytes(shapes, settings)
+    state_bytes = optimizer_state_bytes(shapes, settings, model.vocab_size)
     # With local steps the optimizer of these statistics makes the inner steps, on the device.
     is_offloaded = settings.keeps_optimizer_in_ram and not (settings.collaborative and settings.local_steps)
     on_device = MemorySplit(

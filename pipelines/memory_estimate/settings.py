@@ -8,7 +8,8 @@ from hub_tools.checks import check_choice
 from pipelines.memory_estimate.models.precision import PRECISIONS
 
 NUM_STATISTICS = {"adam": 2, "adamw": 2, "lamb": 2, "muon": 2, "sgd": 0}
-"""Values that an optimizer keeps for each parameter. Those of a run's optimizers are rows here, too."""
+"""Values that an optimizer keeps for each parameter, `muon` for those outside of the layers' matrices. Those of a run's
+optimizers are rows here, too."""
 
 OPTIMIZERS = (*NUM_STATISTICS, "adafactor")
 OPTIMIZER_BITS = (32, 16, 8)
@@ -30,7 +31,8 @@ class MemorySettings:
     """`fp32`; `bf16` or `fp16`: autocast over float32 weights; `pure-bf16` or `pure-fp16`: weights in it as well."""
 
     optimizer: str = "adam"
-    """`adam` and `lamb` keep two statistics for each parameter, `adafactor` a row and a column of each matrix."""
+    """`adam` and `lamb` keep two statistics for each parameter, `muon` one for those of layers' matrices, `adafactor` a
+    row and a column of each matrix."""
 
     optimizer_bits: int = 32
     """Bits of one statistic of `adam` and `lamb`; 8: block-wise quantised."""

@@ -11,7 +11,7 @@ from huggingface_hub import HfFileSystem
 
 from modeling_dalle_collab import DalleCollabConfig
 from pipelines.doctor.hub_checks import USER_ERRORS
-from pipelines.doctor.organiser_checks import passes_over
+from pipelines.doctor.organiser_checks import check_rate, passes_over
 from pipelines.doctor.run_examination import count_records, dataset_files
 from pipelines.memory_estimate.models.dalle_collab_compute import training_flops
 from pipelines.training.run.training_run import TrainingRun
@@ -37,6 +37,19 @@ def schedule_sentences(run: TrainingRun, num_records: int) -> list[str]:
         said += f": {passes_over(run, num_records):,.1f} passes over {num_records:,} records"
     hours = ", ".join(f"{total / rate / 3600:,.1f} h at {rate:,}" for rate in RATES[run.unit])
     return [f"{said}.", f"At so many {run.unit} a second of all peers together, that takes {hours}."]
+
+
+def step_sentences(run: TrainingRun) -> list[str]:
+    """Return what the outer steps of a run with local steps are, and whether its rate is one of another optimizer."""
+    said, rate = [], check_rate(run)
+    if run.local_steps > 1:
+        said.append(
+            f"After {run.local_steps} local steps with {run.inner_optimizer}, outer steps have rate "
+            f"{run.outer_learning_rate:g} and momentum {run.outer_momentum:g}."
+        )
+    if rate.status == "warn":
+        said.append(f"peak_learning_rate is {rate.seen}; expected {rate.expected}.")
+    return said
 
 
 def text_sentences(lengths: Sequence[int], config: DalleCollabConfig) -> list[str]:
@@ -74,7 +87,7 @@ def explain_run(run: TrainingRun, processor: Any) -> list[str]:
     """
     try:
         files = dataset_files(run) if run.unit == "samples" else []
-        said = schedule_sentences(run, count_records(files) if files else 0)
+        said = [*step_sentences(run), *schedule_sentences(run, count_records(files) if files else 0)]
         if run.task == "text-to-image":
             tokenize = processor.tokenizer
             captions = list(read_captions(files, HfFileSystem().open))

@@ -68,12 +68,15 @@ def create(
     """
     import tempfile
 
+    import torch
+
     from pipelines.command_line.explaining.run_meaning import explain_run
+    from pipelines.training.optimizers.choice import parameter_groups
     from pipelines.training.repository.creation import create_run_repository
     from pipelines.training.repository.organiser import found_organiser
     from pipelines.training.run.setting_list import settings_without_effect
     from pipelines.training.run.task import RunRequest
-    from pipelines.training.tasks.choice import compose_run
+    from pipelines.training.tasks.choice import compose_run, open_task
     from pipelines.training.tasks.presets import preset_settings
 
     chosen = _read_settings(settings) | parse_settings(set_)
@@ -88,6 +91,9 @@ def create(
         clip=clip,
     )
     run, processor = compose_run(request)
+    if run.stepping_optimizer == "muon" and not run.task_settings.get("start_from"):
+        with torch.device("meta"):  # nothing is allocated
+            parameter_groups(run, open_task(run, repository).new_model())
     for sentence in (*settings_without_effect(run, chosen), *explain_run(run, processor)):
         typer.echo(sentence)
     if dry_run:

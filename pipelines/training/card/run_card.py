@@ -81,7 +81,7 @@ def _figures(run: TrainingRun, facts: CheckpointFacts, parts: CardParts) -> str:
         *parts.rows,
         ("parameters", f"{facts.num_parameters:,}"),
         ("most peers at a time", str(max((point["num_peers"] for point in facts.history), default=0))),
-        ("optimizer", f"{run.optimizer}, {run.optimizer_bits}-bit statistics, peak learning rate "
+        ("optimizer", f"{run.stepping_optimizer}, {run.optimizer_bits}-bit statistics, peak learning rate "
                       f"{run.peak_learning_rate:g}"),
     ]  # fmt: skip
     table = markdown_table(("", ""), rows)

@@ -34,21 +34,20 @@ def optimizer_parts(run: TrainingRun, model: torch.nn.Module) -> OptimizerParts:
     """
     if run.local_steps == 1:
         schedule = partial(linear_schedule, num_warmup=run.num_warmup_epochs, num_total=run.num_epochs)
-        groups = _groups(run, run.optimizer, model)
-        return dict(params=groups, optimizer=optimizer_factory(run), scheduler=schedule)
+        return dict(params=parameter_groups(run, model), optimizer=optimizer_factory(run), scheduler=schedule)
     groups = weight_decay_groups(model.named_parameters(), run.weight_decay)
     outer = partial(Nesterov, lr=run.outer_learning_rate, momentum=run.outer_momentum)
     # The inner optimizer decays the weights; decayed twice, they would shrink with every synchronisation.
     return dict(params=[dict(params=group["params"]) for group in groups], optimizer=outer, scheduler=None)
 
 
-def optimizer_factory(run: TrainingRun, name: str = "") -> partial[Lamb]:
-    """Return a factory of the run's optimizer, or of the named one, from parameter groups.
+def optimizer_factory(run: TrainingRun) -> partial[Lamb]:
+    """Return a factory of the run's optimizer, with local steps of the inner one, from parameter groups.
 
     Momentum that gradients already contain is not added again.
     """
     return partial(
-        OPTIMIZERS[name or run.optimizer],
+        OPTIMIZERS[run.stepping_optimizer],
         lr=run.peak_learning_rate,
         betas=(0.0 if gradient_momentum(run) else run.betas[0], run.betas[1]),
         eps=run.epsilon,
@@ -64,11 +63,12 @@ def gradient_momentum(run: TrainingRun) -> float:
 
 def inner_optimizer(run: TrainingRun, model: torch.nn.Module) -> torch.optim.Optimizer:
     """Return the run's inner optimizer over the model's own parameters."""
-    return optimizer_factory(run, run.inner_optimizer)(_groups(run, run.inner_optimizer, model))
+    return optimizer_factory(run)(parameter_groups(run, model))
 
 
-def _groups(run: TrainingRun, name: str, model: torch.nn.Module) -> list[dict]:
-    if name == "muon":
+def parameter_groups(run: TrainingRun, model: torch.nn.Module) -> list[dict]:
+    """Return the groups of what steps along gradients; ValueError if the model has none that the optimizer is for."""
+    if run.stepping_optimizer == "muon":
         return muon_groups(model, run.weight_decay)
     return weight_decay_groups(model.named_parameters(), run.weight_decay)
 

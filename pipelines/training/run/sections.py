@@ -78,8 +78,8 @@ class OptimizerSettings:
     """8: block-wise quantised statistics; 32: float32 statistics."""
 
     momentum_before_averaging: bool = False
-    """Peers average exponential means of their gradients, with the first of `betas` as momentum, and LAMB adds none.
-    Gradients of single peers are mostly noise, in which colluding attackers can hide; their means are not
+    """Peers average exponential means of their gradients, with the first of `betas` as momentum; the optimizer adds
+    none. Gradients of single peers are mostly noise, in which colluding attackers can hide; their means are not
     (Karimireddy et al., 2021, section 5). Enable it where strangers may join, together with `betas` of [0.98, 0.96]
     and a `tau_ratio` of 1: seven hostile peers of sixteen then cost less than 5 % of the final loss
     (`tests/benchmarks/robust_aggregation.py`)."""
@@ -120,13 +120,15 @@ class LocalStepSettings:
     """With local steps: `lamb`, `adamw` or `muon`, on each peer's device, with `peak_learning_rate` and the settings
     below it. AdamW and Muon need smaller rates, such as 4e-4."""
 
-    outer_learning_rate: float = 1.0
+    outer_learning_rate: float = None  # type: ignore[assignment]  # `check` chooses one where none is given
     """With local steps: learning rate of the Nesterov steps along the averaged progress; 1 without momentum: plain
-    averaging of the parameters."""
+    averaging of the parameters. If not set: 0.7 with `inner_optimizer` `muon` and dense synchronisation, otherwise
+    1."""
 
-    outer_momentum: float = 0.0
-    """With local steps: Nesterov momentum of the outer steps, in [0, 1). DiLoCo's 0.7 and 0.9 need hundreds of
-    rounds: a run of few, or with few local steps, diverged or stayed behind."""
+    outer_momentum: float = None  # type: ignore[assignment]  # the same
+    """With local steps: Nesterov momentum of the outer steps, in [0, 1). If not set: 0.8 with `inner_optimizer` `muon`
+    and dense synchronisation, otherwise 0: with `lamb`, DiLoCo's 0.7 and 0.9 diverged or stayed behind in runs of few
+    rounds, or with few local steps."""
 
     synchronisation: str = "dense"
     """With local steps: `dense`, peers average their progress through each other; or `sparse`, each gives the largest
@@ -141,6 +143,11 @@ class LocalStepSettings:
 
     def check(self) -> None:
         """Raise ValueError unless the settings are valid."""
+        is_muons = self.local_steps > 1 and self.inner_optimizer == "muon" and self.synchronisation == "dense"
+        rate, momentum = (0.7, 0.8) if is_muons else (1.0, 0.0)
+        for name, value in {"outer_learning_rate": rate, "outer_momentum": momentum}.items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, value)
         check_positive(self, "local_steps", "inner_batch_size", "outer_learning_rate")
         check_choice("inner_optimizer", self.inner_optimizer, OPTIMIZERS)
         if not 0 <= self.outer_momentum < 1:

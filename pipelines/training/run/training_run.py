@@ -146,6 +146,11 @@ class TrainingRun(
         return "tokens" if self.task in TASKS_THAT_COUNT_TOKENS else "samples"
 
     @property
+    def stepping_optimizer(self) -> str:
+        """Name of the optimizer that steps along gradients: with local steps, the inner one."""
+        return self.inner_optimizer if self.local_steps > 1 else self.optimizer
+
+    @property
     def is_open(self) -> bool:
         """Whether everybody may join, with or without an account on the Hub."""
         return not self.authorization_service
