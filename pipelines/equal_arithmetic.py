@@ -120,7 +120,7 @@ def _whole_numbers(matrix: torch.Tensor, bits: int, axis: int) -> tuple[torch.Te
     """Return the matrix as whole numbers of so many bits (float64), and what their units are along the axis."""
     _, exponents = np.frexp(matrix.abs().amax(dim=axis, keepdim=True).numpy())
     units = torch.from_numpy(np.ldexp(1.0, exponents - bits))
-    return matrix.double().div_(units).round_(), units
+    return matrix.div(units).round_(), units
 
 
 def shared_out(work: Callable[[Part], Result], parts: Sequence[Part]) -> list[Result]:

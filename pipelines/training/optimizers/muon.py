@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import ParamsT
 
+from pipelines.equal_arithmetic import product
 from pipelines.training.optimizers.adamw import AdamW
 from pipelines.training.optimizers.block_statistics import initial_state, read_statistic, write_statistic
 from pipelines.training.optimizers.lamb import MEAN, SQUARE
@@ -70,59 +71,41 @@ class Muon(AdamW):
 def orthogonalise_(matrix: torch.Tensor) -> None:
     """Replace a float32 matrix U S V' by about U V': singular values that are not tiny become 0.7 to 1.2.
 
-    On a CPU all processors, numbers of threads and libraries give the same bits. Products alone depend on them, namely
-    on the order in which they add and on whether a product and a sum are rounded once or twice; here nothing is
-    rounded. Before a product of n summands each, the values of both factors are rounded to whole multiples, at most
-    2**b, of a power of two, with 2 b + log2(n) <= 53. A product of two is a whole multiple of the product of these
-    powers, and so is every sum of some of the n products, with at most n 2**(2 b) <= 2**53 of them: a float64 has them
-    all exactly, in any order, with fused operations or without. The squared norm is a sum that `fsum` rounds once;
-    everything else is one operation of IEEE 754 for each value.
+    On a CPU all processors, numbers of threads and libraries give the same bits. The products are those of
+    `equal_arithmetic.product`: the values of both factors are rounded to whole numbers, at most 2**b, of a power of two
+    for each row or column, with 2 b + log2(n) <= 53 for sums of n products. Each product is then a whole number, and
+    so is the sum of any of them, at most n 2**(2 b) <= 2**53: float64 has them all exactly, in any order, with fused
+    operations or without. `fsum` rounds the squared norm once; all else is one operation of IEEE 754 for each value.
 
     The iterations are those of `torch.optim.Muon` in another order. Each multiplies X by a polynomial of X'X, which
-    has the smaller side only; so these are multiplied first, and X but once. A matrix of 4,096 x 1,024 takes 60 GFLOP
+    has the smaller side only; so these are multiplied first, and X but once. A matrix of 4,096 x 1,024 takes 54 GFLOP
     instead of 97.
     """
     tall = matrix if matrix.shape[0] >= matrix.shape[1] else matrix.T
     if matrix.device.type != "cpu":
         tall.copy_(_orthogonal_on_gpu(tall))
         return
-    blocks, largest = tall.split(BLOCK_ROWS), _largest(tall)
-    on_grid = (_on_grid(block.double(), len(tall), largest) for block in blocks)
-    gram = sum(block.T @ block for block in on_grid)
+    blocks = tall.split(BLOCK_ROWS)
+    gram = product(blocks[0].T, blocks[0])
+    for block in blocks[1:]:
+        gram.add_(product(block.T, block))
     norm = max(math.sqrt(math.fsum(gram.diagonal().tolist())), SMALLEST_NORM)
-    factor = _product_of_polynomials(gram.mul_(1 / norm / norm)).mul_(1 / norm)
-    _on_grid(factor, len(factor), _largest(factor))
+    factor = _product_of_polynomials(gram.div_(norm).div_(norm)).div_(norm)
     for block in blocks:
-        block.copy_(_on_grid(block.double(), len(factor), _largest(block)) @ factor)
+        block.copy_(product(block, factor))
 
 
 def _product_of_polynomials(gram: torch.Tensor) -> torch.Tensor:
-    """Return the (side, side) matrix that all iterations together multiply X by, from X'X; float64."""
+    """Return the (side, side) float64 matrix that all iterations together multiply X by, from X'X."""
     own, cubic, quintic = COEFFICIENTS
-    product, side = None, len(gram)
+    whole = None
     for iteration in range(1, NUM_ITERATIONS + 1):
-        _on_grid(gram, side, _largest(gram))
-        step = (gram @ gram).mul_(quintic).add_(gram * cubic)
+        step = product(gram, gram).mul_(quintic).add_(gram * cubic)
         step.diagonal().add_(own)
-        _on_grid(step, side, _largest(step))
-        product = step if product is None else _on_grid(product, side, _largest(product)) @ step
+        whole = step if whole is None else product(whole, step)
         if iteration < NUM_ITERATIONS:
-            gram = step @ gram
-            gram = _on_grid(gram, side, _largest(gram)) @ step
-    return product
-
-
-def _largest(values: torch.Tensor) -> float:
-    least, most = torch.aminmax(values)
-    return max(-least.item(), most.item())
-
-
-def _on_grid(values: torch.Tensor, num_summands: int, largest: float) -> torch.Tensor:
-    """Round float64 values of at most `largest`, in place, so that products summed `num_summands` times are exact."""
-    bits = (53 - (num_summands - 1).bit_length()) // 2
-    # In a sum of 1.5 * 2**52 units and less than half a unit's multiples of them, the last bit is worth one unit.
-    shift = math.ldexp(1.5, 52 + math.frexp(largest)[1] - bits)
-    return values.add_(shift).sub_(shift)
+            gram = product(product(step, gram), step)
+    return whole
 
 
 def _orthogonal_on_gpu(tall: torch.Tensor) -> torch.Tensor:
