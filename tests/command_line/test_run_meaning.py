@@ -16,9 +16,11 @@ from pipelines.command_line.explaining.run_meaning import (
     UNREADABLE,
     read_captions,
     schedule_sentences,
+    step_sentences,
     text_sentences,
 )
 from pipelines.doctor.organiser_checks import passes_over
+from pipelines.training.run.training_run import TrainingRun
 
 
 def config(text_sequence_length=256, grid=8):
@@ -35,6 +37,16 @@ def test_the_schedule_is_told_in_passes_and_hours():
     assert first == "1,000 epochs of 4,096 samples are 4,096,000 samples: 100.0 passes over 40,960 records."
     assert second.endswith("that takes 113.8 h at 10, 11.4 h at 100, 1.1 h at 1,000.")
     assert "passes" not in schedule_sentences(run, 0)[0]
+
+
+def test_outer_steps_are_told_and_a_rate_of_lambs_size_with_another_optimizer():
+    assert step_sentences(tiny_run(target_batch_size=4096)) == []
+    run = tiny_run(target_batch_size=4096, optimizer="muon", peak_learning_rate=2.5e-3)
+    (said,) = step_sentences(run)
+    assert said.startswith("peak_learning_rate is 0.0025 with muon at 4,096 samples; expected 1.0e-04 to 2.0e-03 (")
+    assert step_sentences(run.replace(peak_learning_rate=1e-3)) == []
+    (said,) = step_sentences(TrainingRun(run_id="a", local_steps=15, inner_optimizer="muon", peak_learning_rate=3e-4))
+    assert said == "After 15 local steps with muon, outer steps have rate 0.7 and momentum 0.8."
 
 
 def test_epochs_of_local_steps_hold_more_samples():

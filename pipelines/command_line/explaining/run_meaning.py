@@ -47,7 +47,7 @@ def step_sentences(run: TrainingRun) -> list[str]:
             f"After {run.local_steps} local steps with {run.inner_optimizer}, outer steps have rate "
             f"{run.outer_learning_rate:g} and momentum {run.outer_momentum:g}."
         )
-    if rate.status == "warn":
+    if rate.status == "warn" and run.stepping_optimizer != "lamb":  # whose rate is the default
         said.append(f"peak_learning_rate is {rate.seen}; expected {rate.expected}.")
     return said
 

@@ -12,6 +12,7 @@ from pipelines.doctor.organiser_checks import (
     check_evaluation,
     check_pinned,
     check_protection,
+    check_rate,
     check_required_versions,
     check_schedule,
     check_timeouts,
@@ -80,6 +81,26 @@ def test_the_papers_schedule_is_fine_and_its_extremes_are_not():
     # LAMB's rate goes with the square root of the batch: a sixteenth of the batch, a quarter of the rate.
     small = paper_run(target_batch_size=256, peak_learning_rate=2.5e-3 / 4)
     assert statuses(check_schedule(small, 10**8))["peak rate"] == "ok"
+
+
+@pytest.mark.parametrize(
+    ("settings", "status", "usual"),
+    [
+        (dict(optimizer="muon"), "warn", "1.0e-04 to 2.0e-03"),
+        (dict(optimizer="muon", peak_learning_rate=1e-3), "ok", "1.0e-04 to 2.0e-03"),
+        (dict(optimizer="adamw"), "warn", "1.0e-04 to 2.0e-03"),
+        (dict(local_steps=15, inner_optimizer="muon"), "warn", "2.5e-05 to 5.0e-04"),
+        (dict(local_steps=15, inner_optimizer="muon", peak_learning_rate=4e-4), "ok", "2.5e-05 to 5.0e-04"),
+    ],
+)
+def test_a_rate_of_another_optimizers_size_is_told_with_the_usual_ones(settings, status, usual):
+    found = check_rate(paper_run(**settings))
+    assert found.status == status and usual in found.expected
+
+
+def test_a_rate_is_judged_by_sequences_where_tokens_are_counted():
+    run = paper_run().replace(task="text-generation", target_batch_size=4096 * 511)
+    assert check_rate(run).seen == "0.0025 with lamb at 4,096 samples"
 
 
 @pytest.mark.parametrize(("num_records", "status"), [(4095, "fail"), (1_000_000, "warn"), (2_000_000, "ok")])

@@ -12,7 +12,8 @@ from pipelines.memory_estimate.estimate import estimate_training_memory
 from pipelines.memory_estimate.models import dalle_collab_sizes
 from pipelines.memory_estimate.models.dalle_collab_sizes import DalleCollabSizes
 from pipelines.memory_estimate.settings import MemorySettings
-from pipelines.training.optimizers.lamb import Lamb
+from pipelines.training.optimizers.choice import optimizer_parts
+from pipelines.training.run.training_run import TrainingRun
 
 pytestmark = pytest.mark.slow
 
@@ -64,11 +65,13 @@ def test_a_step_of_the_papers_width_holds_what_was_estimated(sizes, recompute, b
 
 
 @pytest.mark.parametrize("bits", [8, 32])
-def test_the_statistics_of_our_lamb_are_counted(bits):
+@pytest.mark.parametrize("name", ["lamb", "muon"])
+def test_the_statistics_of_our_optimizers_are_counted(name, bits):
     model = DalleCollabForConditionalGeneration(DalleCollabConfig(**MIDDLING))
-    optimizer = Lamb(model.parameters(), lr=1e-3, bits=bits)
+    parts = optimizer_parts(TrainingRun(run_id="a", optimizer=name, optimizer_bits=bits), model)
+    optimizer = parts["optimizer"](parts["params"])
     states = [value for state in optimizer.state.values() for value in state.values() if value.dim()]
-    how = dict(batch=1, optimizer="lamb", optimizer_bits=bits)
+    how = dict(batch=1, optimizer=name, optimizer_bits=bits)
     assert estimated(MIDDLING, **how).optimizer == pytest.approx(storage_bytes(states), rel=1e-4)
 
 

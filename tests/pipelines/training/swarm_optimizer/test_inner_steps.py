@@ -1,13 +1,15 @@
 """The inner and outer optimizers of local steps, without a swarm."""
 
+import json
+
 import pytest
 import torch
 from swarm_of_processes import tiny_run
 
-from pipelines.training.optimizers.choice import optimizer_parts
-from pipelines.training.optimizers.lamb import Lamb
+from pipelines.training.optimizers.choice import OPTIMIZERS, optimizer_parts, parameter_groups
 from pipelines.training.optimizers.nesterov import Nesterov
 from pipelines.training.optimizers.schedule import learning_rate
+from pipelines.training.run.training_run import TrainingRun
 from pipelines.training.swarm_optimizer.inner_steps import InnerSteps
 
 
@@ -81,16 +83,18 @@ def test_progress_made_while_the_round_was_under_way_stays_on_top_of_its_result(
     assert not any(receiver.any() for receiver in receivers)
 
 
-@pytest.mark.parametrize("kind", ["lamb", "adamw"])
+@pytest.mark.parametrize("kind", ["lamb", "adamw", "muon"])
 def test_an_inner_step_is_the_optimizers_own_with_clipped_gradient_and_the_rate_of_its_share(model, kind):
     run = local_run(inner_optimizer=kind, max_gradient_norm=1.0)
     expected = torch.nn.Linear(5, 3)
     expected.load_state_dict(model.state_dict())
     parameters, steps = steps_of(run, model)
     gradients = [torch.randn_like(parameter) for parameter in parameters]
-    groups = optimizer_parts(run.replace(local_steps=1), expected)["params"]
+    groups = parameter_groups(run, expected)
     options = dict(lr=0.5 * learning_rate(run, 1), betas=run.betas, eps=run.epsilon)
-    reference = Lamb(groups, bits=32, **options) if kind == "lamb" else torch.optim.AdamW(groups, **options)
+    reference = (
+        torch.optim.AdamW(groups, **options) if kind == "adamw" else OPTIMIZERS[kind](groups, bits=32, **options)
+    )
     others = [p for group in groups for p in group["params"]]
     for parameter, gradient in zip(others, gradients, strict=True):
         parameter.grad = 2 * gradient
@@ -99,6 +103,18 @@ def test_an_inner_step_is_the_optimizers_own_with_clipped_gradient_and_the_rate_
     steps.step(gradients, epoch=1, scale=2.0, share=0.5)
     for parameter, other in zip(parameters, others, strict=True):
         torch.testing.assert_close(parameter, other)
+
+
+def test_outer_steps_are_muons_where_it_makes_dense_inner_steps_unless_others_are_chosen():
+    def outer(**settings):
+        run = TrainingRun.from_mapping(json.loads(TrainingRun(run_id="a", **settings).to_json()))
+        return run.outer_learning_rate, run.outer_momentum
+
+    assert outer(local_steps=15, inner_optimizer="muon") == (0.7, 0.8)
+    assert outer(local_steps=15, inner_optimizer="muon", outer_momentum=0.0) == (0.7, 0.0)
+    assert outer(local_steps=15, inner_optimizer="muon", outer_learning_rate=1.0, outer_momentum=0.0) == (1.0, 0.0)
+    assert outer(local_steps=15, inner_optimizer="muon", synchronisation="sparse", aggregation_rule="mean") == (1, 0)
+    assert [outer(), outer(local_steps=15), outer(inner_optimizer="muon")] == [(1.0, 0.0)] * 3
 
 
 def test_the_outer_optimizer_is_the_shared_state_and_does_not_decay_weights(model):
