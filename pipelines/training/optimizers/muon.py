@@ -97,15 +97,19 @@ def orthogonalise_(matrix: torch.Tensor) -> None:
 
 def _product_of_polynomials(gram: torch.Tensor) -> torch.Tensor:
     """Return the (side, side) float64 matrix that all iterations together multiply X by, from X'X."""
-    own, cubic, quintic = COEFFICIENTS
-    whole = None
-    for iteration in range(1, NUM_ITERATIONS + 1):
-        step = product(gram, gram).mul_(quintic).add_(gram * cubic)
-        step.diagonal().add_(own)
-        whole = step if whole is None else product(whole, step)
-        if iteration < NUM_ITERATIONS:
-            gram = product(product(step, gram), step)
+    whole = step = _polynomial(gram)
+    for _ in range(NUM_ITERATIONS - 1):
+        gram = product(product(step, gram), step)
+        step = _polynomial(gram)
+        whole = product(whole, step)
     return whole
+
+
+def _polynomial(gram: torch.Tensor) -> torch.Tensor:
+    own, cubic, quintic = COEFFICIENTS
+    found = product(gram, gram).mul_(quintic).add_(gram * cubic)
+    found.diagonal().add_(own)
+    return found
 
 
 def _orthogonal_on_gpu(tall: torch.Tensor) -> torch.Tensor:

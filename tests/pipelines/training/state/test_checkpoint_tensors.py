@@ -57,9 +57,10 @@ def facts(num_parameters, **values):
     return CheckpointFacts(repository="org/birds", num_parameters=num_parameters, **values)
 
 
-@pytest.fixture(params=[8, 32])
+@pytest.fixture(params=[("lamb", 8), ("lamb", 32), ("muon", 8)], ids=str)
 def saved(request, tmp_path):
-    run = tiny_run(optimizer_bits=request.param, model_config=dict(TINY_MODEL, hidden_size=128))
+    optimizer, bits = request.param
+    run = tiny_run(optimizer=optimizer, optimizer_bits=bits, model_config=dict(TINY_MODEL, hidden_size=128))
     model, optimizer = made_parts(run)
     model.save_pretrained(tmp_path)
     save_training_state(tmp_path, model, optimizer, STATE)

@@ -20,15 +20,25 @@ def relative_difference(first: dict, second: dict) -> float:
 
 
 @pytest.mark.parametrize(
-    ("task", "has_momentum"),
-    [pytest.param("text-to-image", False, marks=pytest.mark.long), ("text-to-image", True), ("fill-mask", False)],
+    ("task", "settings"),
+    [
+        pytest.param("text-to-image", {}, marks=pytest.mark.long),
+        ("text-to-image", dict(momentum_before_averaging=True)),
+        pytest.param(
+            "text-to-image",
+            dict(momentum_before_averaging=True, optimizer="muon", peak_learning_rate=2e-3),
+            marks=pytest.mark.long,
+        ),
+        ("fill-mask", {}),
+    ],
+    ids=str,
 )
-def test_two_uneven_peers_come_to_what_one_process_comes_to_with_the_very_same_samples(tmp_path, task, has_momentum):
+def test_two_uneven_peers_come_to_what_one_process_comes_to_with_the_very_same_samples(tmp_path, task, settings):
     """Shares of about 7:3, in other micro-batches: the average weighs samples, not peers and not micro-batches.
 
     In a language run it weighs predicted tokens: samples are unlike long, and padded to the longest of a micro-batch.
     """
-    run = tiny_run(task, target_batch_size=40, num_epochs=6, momentum_before_averaging=has_momentum, **PATIENT)
+    run = tiny_run(task, target_batch_size=40, num_epochs=6, **settings, **PATIENT)
     sizes = {"first": 7, "second": 3}
     with Swarm(tmp_path, run, num_peers=2) as swarm:
         peers = [swarm.start(name, micro_batch_size=size, seconds_per_batch=0.25) for name, size in sizes.items()]
