@@ -73,7 +73,8 @@ def optimizers() -> dict[str, str]:
         settings = dict(lr=0.01, betas=(0.9, 0.96), bits=bits, max_gradient_norm=1.0)
 
         def make(parameters: list, kind: type = OPTIMIZERS[name], settings: dict = settings) -> torch.optim.Optimizer:
-            return kind([dict(params=parameters, weight_decay=0.045)], **settings)
+            groups = [dict(params=[p], weight_decay=0.045, is_orthogonal=p.ndim == 2) for p in parameters]
+            return kind(groups, **settings)
 
         found[f"{name}, {bits} bits{', large' * large}"] = of_optimizer(make, 3 if large else NUM_STEPS, large)
     found["nesterov"] = of_optimizer(lambda parameters: Nesterov(parameters, lr=0.7, momentum=0.9))

@@ -54,8 +54,8 @@ class Muon(AdamW):
             super()._update_span(state, group, scale, gradient, parameter, direction, span)
             return
         momentum = group["betas"][0]
-        part = (gradient[span] * scale).mul_(1 - momentum)
-        mean = read_statistic(state, MEAN, span).mul_(momentum).add_(part)
+        part = gradient[span] * (scale * (1 - momentum))
+        mean = read_statistic(state, MEAN, span, momentum).add_(part)
         write_statistic(state, MEAN, span, mean)
         torch.add(part, mean * momentum, out=direction[span])
         parameter[span].mul_(1 - group["lr"] * group["weight_decay"])
