@@ -61,6 +61,7 @@ def run_demo(
     output: ResumedOutputOption = Path("demo-output"),
     num_pictures: Annotated[int | None, typer.Option(help="How many scenes to draw; default: 16000.")] = None,
     short: ShortOption = False,
+    long: Annotated[bool, typer.Option("--long", help="Train on twice as many samples: better pictures.")] = False,
 ) -> None:
     """Run the whole system on this machine: scenes, codes, a Hub, two peers and an auxiliary one, pictures, a score.
 
@@ -80,7 +81,7 @@ def run_demo(
             from pipelines.demo.scenes_demo import run_scenes_demo
             from pipelines.demo.summary import show_end
 
-        summary = run_scenes_demo(output, console, num_pictures=num_pictures, is_short=short)
+        summary = run_scenes_demo(output, console, num_pictures=num_pictures, is_short=short, is_long=long)
         show_end(summary, output, "demo/scenes", console)
         if console.is_terminal:
             look_around(output, console)

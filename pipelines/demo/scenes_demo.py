@@ -15,8 +15,9 @@ from pipelines.demo.stages import Stages
 from pipelines.demo.summary import DemoSummary, mean_picture_bytes, summarise_demo, write_summary
 from pipelines.demo.whole_line import run_whole_line
 
-NUM_SCENES, NUM_PAIRS = 400, 100
+NUM_SCENES, NUM_PAIRS = 200, 100
 NUM_PICTURES = 16_000
+NUM_REEL_PROMPTS = 6
 
 RUN_SETTINGS: dict[str, Any] = dict(
     hidden_size=128,
@@ -27,27 +28,34 @@ RUN_SETTINGS: dict[str, Any] = dict(
     feed_forward_multiplier=2,
     text_sequence_length=16,
     recompute="none",
-    target_batch_size=192,
-    num_epochs=300,
-    num_warmup_epochs=20,
-    peak_learning_rate=0.02,
+    target_batch_size=384,
+    num_epochs=80,
+    num_warmup_epochs=6,
+    peak_learning_rate=0.06,
     weight_decay=0.01,
     min_8bit_elements=4096,
     matchmaking_seconds=1.0,
     averaging_timeout_seconds=30.0,
     progress_expiration_seconds=20.0,
-    checkpoint_interval_epochs=100,
+    checkpoint_interval_epochs=40,
+    evaluation_interval_epochs=40,
+    reel_interval_epochs=16,
 )
 """Everything that makes this run smaller than the paper's."""
 
 
-SHORT_SETTINGS: dict[str, Any] = RUN_SETTINGS | dict(num_epochs=12, num_warmup_epochs=4, checkpoint_interval_epochs=4)
+LONG_SETTINGS: dict[str, Any] = RUN_SETTINGS | dict(num_epochs=150, num_warmup_epochs=10)
+"""Twice as many samples: more of the scenes of two shapes are right."""
+
+SHORT_SETTINGS: dict[str, Any] = RUN_SETTINGS | dict(
+    num_epochs=12, num_warmup_epochs=4, checkpoint_interval_epochs=4, reel_interval_epochs=4
+)
 SHORT_NUM_PICTURES = 1_000
 """What the short version trains on, for a look at the whole within minutes: its pictures are poor."""
 
 
 def run_scenes_demo(
-    output: Path, console: Console, *, num_pictures: int | None = None, is_short: bool = False
+    output: Path, console: Console, *, num_pictures: int | None = None, is_short: bool = False, is_long: bool = False
 ) -> DemoSummary:
     """Run the demo, or the rest of an interrupted one; return its figures, which are also in `summary.json`.
 
@@ -55,13 +63,17 @@ def run_scenes_demo(
         StageError: a command failed; the next call goes on with what is finished.
         ValueError: the folder cannot be used for this; the message says why.
     """
+    if is_short and is_long:
+        raise ValueError("--short and --long were both given. Choose one of them.")
     num_pictures = num_pictures or (SHORT_NUM_PICTURES if is_short else NUM_PICTURES)
+    settings = SHORT_SETTINGS if is_short else LONG_SETTINGS if is_long else RUN_SETTINGS
+    captions = held_out_scene_captions(*((20, 10) if is_short else (NUM_SCENES, NUM_PAIRS)))
     plan = DemoPlan(
         name="scenes",
         output=output,
         codec_folder=PRETRAINED_CODEC,
         clip_folder=PRETRAINED_CLIP,
-        run_settings=SHORT_SETTINGS if is_short else RUN_SETTINGS,
+        run_settings=settings | dict(reel_prompts=captions[:NUM_REEL_PROMPTS]),
         num_candidates=4 if is_short else 16,
         source=dict(num_pictures=num_pictures),
         opens_spaces=True,
@@ -73,7 +85,6 @@ def run_scenes_demo(
             log_name="pictures",
         )  # fmt: skip
 
-    captions = held_out_scene_captions(*((20, 10) if is_short else (NUM_SCENES, NUM_PAIRS)))
     result = run_whole_line(plan, make_pictures, lambda: captions, console)
     with ProgressLines(console).doing("Judging the pictures"):
         summary = summarise_demo(

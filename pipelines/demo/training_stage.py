@@ -24,6 +24,7 @@ from pipelines.demo.free_ports import take_ports
 from pipelines.demo.running.patience import Patience
 from pipelines.demo.running.peers import Peer
 from pipelines.demo.running.programs import Program, stop_all
+from pipelines.demo.running.progress_pictures import ProgressPictures
 from pipelines.demo.stages import StageError, Stages
 
 FIRST_PEER_PORT, NUM_PEER_PORTS = 20_000, 10_000
@@ -69,6 +70,7 @@ class Training:
             )
             for number in range(len(accounts.volunteers))
         ]  # fmt: skip
+        self._pictures = ProgressPictures(plan.auxiliary_folder, plan.output)
         self._patience = Patience(time.monotonic())
         self._newest_epoch = 0
         self._num_renewals = 0
@@ -121,6 +123,8 @@ class Training:
             if peer.hear(now):
                 self._patience.advanced(now)
         self._note_epoch()
+        if news := self._pictures.news(self._plan.num_epochs):
+            self._stages.lines.say(news)
         self._stages.lines.tell(self._text)
         if self.is_published():
             return

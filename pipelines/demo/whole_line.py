@@ -253,12 +253,14 @@ def create_run(line: Line, *options: str) -> None:
 def _draw_all(line: Line, captions: list[str]) -> tuple[list[list[str]], list[list[str]]]:
     """Draw the grid and all captions; return the files of those that CLIP chose, and of one candidate each."""
     plan, number = line.plan, counted(len(captions), "caption")
-    ranked = dict(num_candidates=plan.num_candidates, keep=plan.keep)
     _draw(
         line, f"Drawing a grid, {plan.num_candidates} candidates for each caption",
-        captions[: plan.num_captions_in_grid], "grid", "--mosaic", **ranked,
+        captions[: plan.num_captions_in_grid], "grid", "--mosaic", num_candidates=plan.num_candidates, keep=plan.keep,
     )  # fmt: skip
-    best = _draw(line, f"Drawing {number}, {plan.num_candidates} candidates each", captions, "ranked", **ranked)
+    best = _draw(
+        line, f"Drawing {number}, {plan.num_candidates} candidates each", captions, "ranked",
+        num_candidates=plan.num_candidates, keep=1,
+    )  # fmt: skip
     once = _draw(line, f"Drawing {number} once, without CLIP", captions, "unranked", num_candidates=1, keep=1)
     return best, once
 

@@ -24,13 +24,13 @@ from measurement import Row, write_results
 
 from hub_tools.local_hub.local_hub_process import LocalHub
 from pipelines.demo.scenes.caption_judge import SceneScore, held_out_scene_captions, score_drawings
-from pipelines.demo.scenes_demo import NUM_PAIRS, NUM_SCENES
 from pipelines.demo.shipped_models import PRETRAINED_CLIP, PRETRAINED_CODEC
 from pipelines.generation.generation_options import GenerationOptions
 from pipelines.generation.image_generation import TextToImage, load_text_to_image
 from pipelines.generation.text_to_image import rank_candidates, sample_candidates
 
 RUN = "demo/scenes"
+NUM_SCENES, NUM_PAIRS = 400, 100
 WAYS = {"plain": ("published", 1), "guessed codes": ("published", 8), "int8 weights": ("int8", 1)}
 """The weights, and how many codes a pass works on."""
 

@@ -127,7 +127,7 @@ def _settings(name: str) -> dict[str, Any]:
     """Return the settings of all simulated runs; tensors of the sizes that the demo sends in 8 bits are, here too."""
     return dict(
         run_id=f"simulated-{name}", dataset_repository="made/here", dataset_revision="none",
-        peak_learning_rate=SCENES["peak_learning_rate"], weight_decay=SCENES["weight_decay"],
+        peak_learning_rate=0.02, weight_decay=SCENES["weight_decay"],
         min_8bit_elements=SCENES["min_8bit_elements"],
     )  # fmt: skip
 

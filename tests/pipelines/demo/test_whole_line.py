@@ -40,6 +40,8 @@ SMALLER = dict(
     num_epochs=NUM_EPOCHS,
     num_warmup_epochs=2,
     checkpoint_interval_epochs=3,
+    reel_prompts=held_out_captions(1),
+    reel_interval_epochs=2,
 )
 
 
@@ -106,6 +108,8 @@ def check_pictures(plan, result):
             with Image.open(file) as picture:
                 assert picture.size == (128, 128)
                 assert exact_match(scene, np.asarray(picture)) in (True, False), "the judge can read it"
+    with Image.open(plan.output / "progress.png") as progress:
+        assert progress.size[0] > progress.size[1], "a row of pictures"
     with Image.open(plan.output / "grid.png") as grid:
         assert grid.size[0] > 2 * 128 and grid.size[1] > 2 * 128
 
