@@ -28,27 +28,32 @@ RUN_SETTINGS: dict[str, Any] = dict(
     feed_forward_multiplier=2,
     text_sequence_length=16,
     recompute="none",
-    target_batch_size=384,
-    num_epochs=80,
-    num_warmup_epochs=6,
-    peak_learning_rate=0.06,
+    local_steps=8,
+    inner_batch_size=48,
+    target_batch_size=96,
+    inner_optimizer="muon",
+    outer_learning_rate=0.7,
+    outer_momentum=0.6,
+    num_epochs=40,
+    num_warmup_epochs=2,
+    peak_learning_rate=0.02,
     weight_decay=0.01,
     min_8bit_elements=4096,
     matchmaking_seconds=1.0,
     averaging_timeout_seconds=30.0,
     progress_expiration_seconds=20.0,
-    checkpoint_interval_epochs=40,
-    evaluation_interval_epochs=40,
-    reel_interval_epochs=16,
+    checkpoint_interval_epochs=20,
+    evaluation_interval_epochs=20,
+    reel_interval_epochs=8,
 )
 """Everything that makes this run smaller than the paper's."""
 
 
-LONG_SETTINGS: dict[str, Any] = RUN_SETTINGS | dict(num_epochs=150, num_warmup_epochs=10)
+LONG_SETTINGS: dict[str, Any] = RUN_SETTINGS | dict(num_epochs=75)
 """Twice as many samples: more of the scenes of two shapes are right."""
 
 SHORT_SETTINGS: dict[str, Any] = RUN_SETTINGS | dict(
-    num_epochs=12, num_warmup_epochs=4, checkpoint_interval_epochs=4, reel_interval_epochs=4
+    local_steps=2, num_epochs=12, num_warmup_epochs=4, checkpoint_interval_epochs=4, reel_interval_epochs=4
 )
 SHORT_NUM_PICTURES = 1_000
 """What the short version trains on, for a look at the whole within minutes: its pictures are poor."""
@@ -74,6 +79,7 @@ def run_scenes_demo(
         codec_folder=PRETRAINED_CODEC,
         clip_folder=PRETRAINED_CLIP,
         run_settings=settings | dict(reel_prompts=captions[:NUM_REEL_PROMPTS]),
+        micro_batch_size=RUN_SETTINGS["inner_batch_size"],
         num_candidates=4 if is_short else 16,
         source=dict(num_pictures=num_pictures),
         opens_spaces=True,
