@@ -65,15 +65,17 @@ def run_demo(
 ) -> None:
     """Run the whole system on this machine: scenes, codes, a Hub, two peers and an auxiliary one, pictures, a score.
 
-    It trains from random weights with the public commands and takes about a quarter of an hour on two cores. Five pages
-    show the run while it trains and, on a terminal, afterwards until Ctrl-C. Look at OUTPUT/grid.png and
-    OUTPUT/summary.html too. Interrupted by whatever, the same command goes on where it was.
+    It trains from random weights with the public commands, within a quarter of an hour on two free cores. Five pages
+    show the run while it trains and, on a terminal, afterwards until Ctrl-C. Look at OUTPUT/progress.png after a fifth
+    of the training, then at OUTPUT/grid.png and OUTPUT/summary.html. Interrupted by whatever, the same command goes on
+    where it was.
 
     \b
     Examples:
       dalle-collab demo run
       dalle-collab demo run --output my-demo --num-pictures 8000
       dalle-collab demo run --output short-demo --short
+      dalle-collab demo run --output long-demo --long
     """
     with _demo() as console:
         with _loading(console):
