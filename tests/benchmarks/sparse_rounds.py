@@ -2,8 +2,8 @@
 
     python tests/benchmarks/sparse_rounds.py [--quick] [--tuning-only] [--run pictures|language]
 
-Four equal peers, the models, data and samples of `local_steps.py`, and the runs of its cells that average every
-gradient. Each peer sends the `k` largest of every 4,096 values of its progress and keeps the rest for later rounds.
+Four equal peers, the models and data of `local_steps.py`; every gradient is averaged exactly. Each peer sends the `k`
+largest of every 4,096 values of its progress and keeps the rest for later rounds.
 Beside it, local steps that average all of their progress in three rounds: an all-reduce of four peers in 8 bits uploads
 1.5 bytes a parameter and round, 4.5 in all, about as much as 200 sparse rounds. With one seed settings are tried; with
 others, paired by seed, the best are measured.
@@ -20,9 +20,8 @@ from functools import partial
 from typing import Any
 
 import torch
-from local_steps import DEFAULT, NUM_STEPS, Measurement, trained
+from local_steps import PLAIN, trained
 from local_steps import QUICK as QUICK_LOCAL_STEPS
-from local_steps import Plan as LocalStepsPlan
 from measurement import RESULTS, Row, write_results
 from simulated_runs import MATERIALS
 from swarm_simulator import Cells, SparseRounds
@@ -33,9 +32,6 @@ from pipelines.training.sparse.codec import SparseCodec
 TUNING_SEED, SEEDS = 0, (1, 2)
 FEW_ROUNDS = 1000
 """Local steps of the runs without sparse rounds."""
-
-PLAIN = (1.0, 0.0)
-"""Outer rate and momentum of plain averaging."""
 
 NUM_PARAMETERS = 125_000_000
 HIDDEN = 768
@@ -72,7 +68,7 @@ GRID = (Setting(local_steps=15, decay=0.9, outer_rate=2.0), Setting(local_steps=
 class Plan:
     """What is measured of each run."""
 
-    num_steps: int = NUM_STEPS
+    num_steps: int = 3000
     few_rounds: int = FEW_ROUNDS
     grid: Sequence[Setting] = GRID
     seeds: Sequence[int] = SEEDS
@@ -84,8 +80,8 @@ QUICK = Plan(num_steps=QUICK_LOCAL_STEPS.num_steps, few_rounds=25, grid=(Setting
 class SparseMeasurement:
     """The cells of one run."""
 
-    def __init__(self, name: str, plan: Plan, cells: Cells, local_steps: Measurement) -> None:
-        self._name, self._plan, self._cells, self._local_steps = name, plan, cells, local_steps
+    def __init__(self, name: str, plan: Plan, cells: Cells) -> None:
+        self._name, self._plan, self._cells = name, plan, cells
 
     def measure(self) -> None:
         """Train what has not been trained, the most telling first."""
@@ -119,12 +115,15 @@ class SparseMeasurement:
         return Row(case=case, metric=f"held-out loss, seed {seed}", unit="nat", ours=loss, peer=self._synchronous(seed))
 
     def _synchronous(self, seed: int) -> float:
-        return self._local_steps.loss(1, DEFAULT, seed)
+        return self._of_all_values(f"local_steps 1, seed {seed}", 1, seed)
 
     def _few_rounds(self, seed: int) -> float:
-        few = f"local_steps {self._plan.few_rounds}, all values, seed {seed}"
-        measure = partial(self._trained, few, self._plan.few_rounds, PLAIN, seed)
-        return self._cells.get(few, measure)["losses"][-1]
+        few = self._plan.few_rounds
+        return self._of_all_values(f"local_steps {few}, all values, seed {seed}", few, seed)
+
+    def _of_all_values(self, label: str, local_steps: int, seed: int) -> float:
+        measure = partial(self._trained, label, local_steps, PLAIN, seed)
+        return self._cells.get(label, measure)["losses"][-1]
 
     def _sparse(self, setting: Setting, seed: int) -> Mapping[str, Any]:
         def measure() -> Mapping[str, Any]:
@@ -188,9 +187,7 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     rows = traffic_rows(Setting(local_steps=30))
     for name in [arguments.run] if arguments.run else MATERIALS:
-        local_steps_plan = QUICK_LOCAL_STEPS if arguments.quick else LocalStepsPlan()
-        local_steps = Measurement(name, local_steps_plan, Cells(folder / f"local_steps_{name}.json"))
-        measurement = SparseMeasurement(name, plan, Cells(folder / f"sparse_rounds_{name}.json"), local_steps)
+        measurement = SparseMeasurement(name, plan, Cells(folder / f"sparse_rounds_{name}.json"))
         measurement.measure()
         rows += measurement.rows()
     is_whole = arguments.run is None

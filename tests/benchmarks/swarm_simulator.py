@@ -82,7 +82,7 @@ class _State(SwarmStateAverager, _WithoutProcess):
 class _Peer:
     """A peer's model, state, gathering and gradients. Without local steps they are equal, and `twin` is another one."""
 
-    def __init__(self, task: TrainingTask, twin: "_Peer | None") -> None:
+    def __init__(self, task: TrainingTask, twin: "_Peer | None", *, compiled: bool) -> None:
         run = task.run
         self.model = task.new_model() if twin is None else twin.model
         self.state = self._new_state(run) if twin is None else twin.state
@@ -94,7 +94,7 @@ class _Peer:
         if twin is None:
             step_along_averaged_gradients(self.state, self.gradients)
         self.gathering = gathering_of(run, self.model, self.gradients, self.state)
-        self._computation = GradientComputation(task, self.model, device="cpu", precision="fp32", compiled=False)
+        self._computation = GradientComputation(task, self.model, device="cpu", precision="fp32", compiled=compiled)
 
     def _new_state(self, run: TrainingRun) -> _State:
         return make_state_averager(
@@ -159,13 +159,18 @@ class SparseRounds:
 class SimulatedSwarm:
     """Peers of a run that take part in every round. Use it as a context manager."""
 
-    def __init__(self, task: TrainingTask, num_peers: int, averaging: Averaging | None = None) -> None:
-        """`averaging`: what a round computes, instead of the run's own codec and rule."""
+    def __init__(
+        self, task: TrainingTask, num_peers: int, averaging: Averaging | None = None, *, compiled: bool = False
+    ) -> None:
+        """`averaging`: what a round computes, instead of the run's own codec and rule.
+
+        Compiled, gradients take two thirds of the time, and their last bits are others.
+        """
         self._averaging = averaging
         self.run, self.peers = task.run, list[_Peer]()
         for _ in range(num_peers):
             has_twin = self.peers and self.run.local_steps == 1
-            self.peers.append(_Peer(task, self.peers[0] if has_twin else None))
+            self.peers.append(_Peer(task, self.peers[0] if has_twin else None, compiled=compiled))
         # Each has a model and a state of its own, or all have the first one's.
         self._stepping = self.peers if self.run.local_steps > 1 else self.peers[:1]
         self.num_epochs = 0
