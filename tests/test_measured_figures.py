@@ -225,6 +225,34 @@ def test_the_losses_and_bytes_of_sparse_rounds_are_as_measured():
     check_quoted(f"{of_a_sample['ours']:.1f} bytes for each sample of the swarm", "measurements")
 
 
+def local_steps_lines():
+    """The lines of both tables of optimizers and local steps, from what was measured so far."""
+    rows = {(row["case"], row["metric"]): row for row in measured("local_steps")}
+    for (case, metric), row in rows.items():
+        loss, ratios = f"{row['ours']:.3f}", [row["ratio_to_peer"], row["ratio_to_floor"]]
+        steps, _, which = metric.partition(" steps, ")
+        if which == "mean of the seeds":
+            names = [
+                f"{steps} steps, ratio to {name}" for name in ("the former default", "the same optimizer, synchronous")
+            ]
+            ends = [[rows[case, name + end]["ours"] for end in ("", ", low end", ", high end")] for name in names]
+            intervals = " | ".join("{:.3f} ({:.3f} to {:.3f})".format(*own) for own in ends)
+            yield f"| {case} | {int(steps):,}, three seeds | {loss} | {intervals} |"
+        elif metric.startswith("tuning, "):
+            yield f"| {case} | {loss} | {ratios[0]:.3f} | {ratios[1]:.3f} |"
+        elif which.startswith("seed ") and (case, f"{steps} steps, mean of the seeds") not in rows:
+            yield f"| {case} | {int(steps):,}, {which} | {loss} | {ratios[0]:.3f} | {ratios[1]:.3f} |"
+
+
+def test_the_losses_of_optimizers_and_local_steps_are_as_measured():
+    said, metrics = page("measurements").splitlines(), [row["metric"] for row in measured("local_steps")]
+    missing = [line for line in local_steps_lines() if line not in said]
+    assert not missing, "\n".join(["docs/measurements.md lacks:", *missing])
+    tuned = sum(metric.startswith("tuning, ") for metric in metrics)
+    compared = metrics.count("3000 steps, mean of the seeds")
+    check_quoted(f"So far {tuned} of 26 cells are tuned, and {compared} of the 14 best", "measurements")
+
+
 def _per_cent(value):
     return f"{100 * value:.3g} %"
 

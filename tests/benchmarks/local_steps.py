@@ -160,8 +160,9 @@ def _rate(power: int) -> float:
 
 def lowest(height: Callable[[int], float], place: int) -> int:
     """Return a place that is not higher than its two neighbours, downhill from this one."""
-    while (lower := min((place, place - 1, place + 1), key=height)) != place:
-        place = lower
+    for beside in (place - 1, place + 1):
+        if height(beside) < height(place):
+            return lowest(height, beside)
     return place
 
 
