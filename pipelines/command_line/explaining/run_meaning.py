@@ -14,11 +14,15 @@ from pipelines.doctor.hub_checks import USER_ERRORS
 from pipelines.doctor.organiser_checks import check_rate, passes_over
 from pipelines.doctor.run_examination import count_records, dataset_files
 from pipelines.memory_estimate.models.dalle_collab_compute import training_flops
+from pipelines.training.run.slow_links import SECONDS_OF_A_BATCH, round_seconds
 from pipelines.training.run.training_run import TrainingRun
 from pipelines.training.tasks.text_to_image.model import checked_configuration
 
 RATES = {"samples": (10, 100, 1000), "tokens": (10_000, 100_000, 1_000_000)}
 """Per second, of all peers together."""
+
+LINKS = (15, 100)
+"""Mbit/s of a slow and of a usual link."""
 
 MOST_SHARDS, MOST_CAPTIONS, MOST_CHARACTERS = 4, 512, 10_000
 """What is read of a dataset for the lengths of its captions: of so many shards so many captions each."""
@@ -39,9 +43,14 @@ def schedule_sentences(run: TrainingRun, num_records: int) -> list[str]:
     return [f"{said}.", f"At so many {run.unit} a second of all peers together, that takes {hours}."]
 
 
-def step_sentences(run: TrainingRun) -> list[str]:
-    """Return what the outer steps of a run with local steps are, and whether its rate is one of another optimizer."""
+def step_sentences(run: TrainingRun, num_parameters: int) -> list[str]:
+    """Return how long a round takes on slow links, what the outer steps are, and whether the rate is another's."""
     said, rate = [], check_rate(run)
+    seconds = {mbit: round_seconds(num_parameters, mbit) for mbit in LINKS}
+    if run.synchronisation == "dense" and seconds[LINKS[0]] > SECONDS_OF_A_BATCH:
+        links = ", ".join(f"{number:,.0f} s at {mbit} Mbit/s" for mbit, number in seconds.items())
+        cure = "" if run.local_steps > 1 else f" With such links: --links {LINKS[0]}"
+        said.append(f"A round of many peers takes up to {links}.{cure}")
     if run.local_steps > 1:
         said.append(
             f"After {run.local_steps} local steps with {run.inner_optimizer}, outer steps have rate "
@@ -80,14 +89,14 @@ def text_sentences(lengths: Sequence[int], config: DalleCollabConfig) -> list[st
     return said
 
 
-def explain_run(run: TrainingRun, processor: Any) -> list[str]:
+def explain_run(run: TrainingRun, processor: Any, num_parameters: int) -> list[str]:
     """Return sentences about a run that is being created, from samples of its dataset.
 
     What cannot be read is said instead: it does not stop a run from being created.
     """
     try:
         files = dataset_files(run) if run.unit == "samples" else []
-        said = [*step_sentences(run), *schedule_sentences(run, count_records(files) if files else 0)]
+        said = [*step_sentences(run, num_parameters), *schedule_sentences(run, count_records(files) if files else 0)]
         if run.task == "text-to-image":
             tokenize = processor.tokenizer
             captions = list(read_captions(files, HfFileSystem().open))

@@ -35,6 +35,10 @@ def create(
     license: Annotated[str | None, typer.Option(help="Licence of the weights for the card, such as cc-by-4.0.")] = None,
     settings: Annotated[Path | None, typer.Option(help="JSON file of settings; --set overrides it.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="One setting.")] = None,
+    links: Annotated[
+        float | None,
+        typer.Option(metavar="MBIT", help="Mbit/s of the volunteers' links: sets local steps, if rounds are long."),
+    ] = None,
     organiser_key: Annotated[
         Path | None,
         typer.Option(help="File of the organiser's key; made if missing. Default: next to the Hub's cache."),
@@ -60,6 +64,8 @@ def create(
       dalle-collab run create my-org/tiny --dataset my-org/shapes --codec my-org/codec --tokenizer ./tokenizer
       --set hidden_size=128 --set num_hidden_layers=6 --set target_batch_size=256
 
+      dalle-collab run create my-org/birds --dataset my-org/birds-codes --codec my-org/vqgan-f8 --links 15 --dry-run
+
       dalle-collab run create my-org/bert --task fill-mask --preset sahajbert --dataset my-org/text
       --tokenizer my-org/tokenizer
 
@@ -71,10 +77,12 @@ def create(
     import torch
 
     from pipelines.command_line.explaining.run_meaning import explain_run
+    from pipelines.memory_estimate.settings import MemorySettings
     from pipelines.training.optimizers.choice import parameter_groups
     from pipelines.training.repository.creation import create_run_repository
     from pipelines.training.repository.organiser import found_organiser
     from pipelines.training.run.setting_list import settings_without_effect
+    from pipelines.training.run.slow_links import settings_for_links
     from pipelines.training.run.task import RunRequest
     from pipelines.training.tasks.choice import compose_run, open_task
     from pipelines.training.tasks.presets import preset_settings
@@ -91,10 +99,14 @@ def create(
         clip=clip,
     )
     run, processor = compose_run(request)
+    num_parameters = open_task(run, repository).memory(MemorySettings()).num_parameters
+    if links is not None:
+        proposed = settings_for_links(run, num_parameters, links)
+        run = run.replace(**{name: value for name, value in proposed.items() if name not in values})
     if run.stepping_optimizer == "muon" and not run.task_settings.get("start_from"):
         with torch.device("meta"):  # nothing is allocated
             parameter_groups(run, open_task(run, repository).new_model())
-    for sentence in (*settings_without_effect(run, chosen), *explain_run(run, processor)):
+    for sentence in (*settings_without_effect(run, chosen), *explain_run(run, processor, num_parameters)):
         typer.echo(sentence)
     if dry_run:
         typer.echo("Nothing was created.")
