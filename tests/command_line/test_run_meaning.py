@@ -40,13 +40,24 @@ def test_the_schedule_is_told_in_passes_and_hours():
 
 
 def test_outer_steps_are_told_and_a_rate_of_lambs_size_with_another_optimizer():
-    assert step_sentences(tiny_run(target_batch_size=4096)) == []
+    assert step_sentences(tiny_run(target_batch_size=4096), 10**6) == []
     run = tiny_run(target_batch_size=4096, optimizer="muon", peak_learning_rate=2.5e-3)
-    (said,) = step_sentences(run)
+    (said,) = step_sentences(run, 10**6)
     assert said.startswith("peak_learning_rate is 0.0025 with muon at 4,096 samples; expected 1.0e-04 to 2.0e-03 (")
-    assert step_sentences(run.replace(peak_learning_rate=1e-3)) == []
-    (said,) = step_sentences(TrainingRun(run_id="a", local_steps=15, inner_optimizer="muon", peak_learning_rate=3e-4))
+    assert step_sentences(run.replace(peak_learning_rate=1e-3), 10**6) == []
+    inner = TrainingRun(run_id="a", local_steps=15, inner_optimizer="muon", peak_learning_rate=3e-4)
+    (said,) = step_sentences(inner, 10**6)
     assert said == "After 15 local steps with muon, outer steps have rate 0.7 and momentum 0.8."
+
+
+def test_a_long_round_is_told_with_what_shortens_it():
+    run = tiny_run(target_batch_size=4096)
+    (said,) = step_sentences(run, 125_000_000)
+    assert (
+        said == "A round of many peers takes up to 133 s at 15 Mbit/s, 20 s at 100 Mbit/s. For slow links: --links 15"
+    )
+    said, _ = step_sentences(run.replace(local_steps=15, aggregation_rule="mean"), 125_000_000)
+    assert said == told
 
 
 def test_epochs_of_local_steps_hold_more_samples():

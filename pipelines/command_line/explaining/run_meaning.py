@@ -10,11 +10,11 @@ import pyarrow.parquet as pq
 from huggingface_hub import HfFileSystem
 
 from modeling_dalle_collab import DalleCollabConfig
+from pipelines.command_line.explaining.slow_links import SECONDS_OF_A_BATCH, round_seconds
 from pipelines.doctor.hub_checks import USER_ERRORS
 from pipelines.doctor.organiser_checks import check_rate, passes_over
 from pipelines.doctor.run_examination import count_records, dataset_files
 from pipelines.memory_estimate.models.dalle_collab_compute import training_flops
-from pipelines.training.run.slow_links import SECONDS_OF_A_BATCH, round_seconds
 from pipelines.training.run.training_run import TrainingRun
 from pipelines.training.tasks.text_to_image.model import checked_configuration
 
@@ -49,7 +49,7 @@ def step_sentences(run: TrainingRun, num_parameters: int) -> list[str]:
     seconds = {mbit: round_seconds(num_parameters, mbit) for mbit in LINKS}
     if run.synchronisation == "dense" and seconds[LINKS[0]] > SECONDS_OF_A_BATCH:
         links = ", ".join(f"{number:,.0f} s at {mbit} Mbit/s" for mbit, number in seconds.items())
-        cure = "" if run.local_steps > 1 else f" With such links: --links {LINKS[0]}"
+        cure = "" if run.local_steps > 1 else f" For slow links: --links {LINKS[0]}"
         said.append(f"A round of many peers takes up to {links}.{cure}")
     if run.local_steps > 1:
         said.append(

@@ -77,12 +77,12 @@ def create(
     import torch
 
     from pipelines.command_line.explaining.run_meaning import explain_run
+    from pipelines.command_line.explaining.slow_links import settings_for_links
     from pipelines.memory_estimate.settings import MemorySettings
     from pipelines.training.optimizers.choice import parameter_groups
     from pipelines.training.repository.creation import create_run_repository
     from pipelines.training.repository.organiser import found_organiser
     from pipelines.training.run.setting_list import settings_without_effect
-    from pipelines.training.run.slow_links import settings_for_links
     from pipelines.training.run.task import RunRequest
     from pipelines.training.tasks.choice import compose_run, open_task
     from pipelines.training.tasks.presets import preset_settings

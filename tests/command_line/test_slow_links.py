@@ -3,7 +3,7 @@
 import pytest
 from swarm_of_processes import tiny_run
 
-from pipelines.training.run.slow_links import SECONDS_OF_A_BATCH, round_seconds, settings_for_links
+from pipelines.command_line.explaining.slow_links import SECONDS_OF_A_BATCH, round_seconds, settings_for_links
 
 PAPERS_PARAMETERS = 125_000_000
 
