@@ -17,7 +17,7 @@ from hivemind.dht.crypto import RSASignatureValidator
 from hivemind.dht.node import DHTNode
 from hivemind.dht.validation import DHTRecord, RecordValidatorBase
 from hivemind.p2p import PeerID
-from hivemind.utils import get_dht_time
+from hivemind.utils import MPFuture, get_dht_time
 from hivemind.utils.crypto import RSAPrivateKey
 
 from pipelines.admission.client import PeerAdmission
@@ -88,6 +88,7 @@ class HostileNode:
         """`num_keys` is the number of identities in an open run; an admitted member has its own."""
         self.run, self.dht, self.admission = run, dht, admission
         self._progress: dict[str, Any] = {}
+        self._stores: list[MPFuture] = []
         keys = [admission.record_key]
         made_up = [] if admission.has_authority else [RSAPrivateKey() for _ in range(num_keys - 1)]
         own = Identity(peer_id=dht.peer_id.to_bytes(), owner=_owner(admission.record_key), token=admission.token)
@@ -111,11 +112,17 @@ class HostileNode:
             self.dht.add_validators([ManyKeys([key])])
 
     def store(self, name: str, value: Any, *, owner: bytes | None = None, seconds: float = SECONDS) -> None:
-        """Store a value under a key of the run, whatever other nodes make of it."""
-        with contextlib.suppress(Exception):  # nobody accepts it
-            self.dht.store(
-                f"{self.run.swarm_id}_{name}", subkey=owner, value=value, expiration_time=get_dht_time() + seconds
-            )
+        """Begin to store a value under a key of the run, whatever other nodes make of it; `finish` waits for it."""
+        until = get_dht_time() + seconds
+        key = f"{self.run.swarm_id}_{name}"
+        self._stores.append(self.dht.store(key, subkey=owner, value=value, expiration_time=until, return_future=True))
+
+    def finish(self) -> None:
+        """Wait until all that was begun is stored, or refused."""
+        for storing in self._stores:
+            with contextlib.suppress(Exception):  # nobody accepts it
+                storing.result()
+        self._stores.clear()
 
     def tell(self, name: str, value: Any) -> None:
         """Store a record of every identity."""

@@ -41,8 +41,9 @@ def main(settings: dict[str, Any]) -> None:
             attacks = [ATTACKS[name](node) for name, node in zip(names, nodes, strict=True)]
             events.write("ready", peer_id=dht.peer_id.to_base58(), addresses=[])
             while True:
-                for attack in attacks:
+                for attack, node in zip(attacks, nodes, strict=True):
                     next(attack)
+                    node.finish()
                 events.write("lied", cpu_seconds=sum(os.times()[:4]))
                 time.sleep(SECONDS_BETWEEN_LIES)
 
