@@ -5,9 +5,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 
-def files_below(folder: Path) -> list[Path]:
-    """Return the files of a folder and those below, sorted; see `walk_once`."""
-    return sorted(folder / (below + name) for below, names in walk_once(folder) for name in names)
+def files_below(folder: Path, suffixes: tuple[str, ...] = ("",)) -> list[Path]:
+    """Return the files of a folder and those below whose names end so, in any case, sorted; see `walk_once`."""
+    walk = walk_once(folder)
+    return sorted(folder / (below + name) for below, names in walk for name in names if name.lower().endswith(suffixes))
 
 
 def walk_once(

@@ -61,7 +61,7 @@ def run_demo(
     output: ResumedOutputOption = Path("demo-output"),
     num_pictures: Annotated[int | None, typer.Option(help="How many scenes to draw; default: 16000.")] = None,
     short: ShortOption = False,
-    long: Annotated[bool, typer.Option("--long", help="Train on twice as many samples: better pictures.")] = False,
+    long: Annotated[bool, typer.Option("--long", help="Train on nearly twice as many samples.")] = False,
 ) -> None:
     """Run the whole system on this machine: scenes, codes, a Hub, two peers and an auxiliary one, pictures, a score.
 

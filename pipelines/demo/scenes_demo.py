@@ -50,7 +50,7 @@ RUN_SETTINGS: dict[str, Any] = dict(
 
 
 LONG_SETTINGS: dict[str, Any] = RUN_SETTINGS | dict(num_epochs=75)
-"""Twice as many samples: more of the scenes of two shapes are right."""
+"""Nearly twice as many samples, as many as the demo had without local steps."""
 
 SHORT_SETTINGS: dict[str, Any] = RUN_SETTINGS | dict(
     local_steps=2, num_epochs=12, num_warmup_epochs=4, checkpoint_interval_epochs=4, reel_interval_epochs=4

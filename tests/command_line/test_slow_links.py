@@ -22,6 +22,12 @@ def test_slower_links_make_more_local_steps(mbit, local_steps):
         assert changed == run
 
 
+def test_links_and_local_steps_are_not_both_chosen():
+    run = tiny_run(local_steps=5, aggregation_rule="mean")
+    with pytest.raises(ValueError, match="--links chooses local_steps, and local_steps=5 was set"):
+        settings_for_links(run, PAPERS_PARAMETERS, 15)
+
+
 @pytest.mark.parametrize(
     ("mbit", "message"),
     [

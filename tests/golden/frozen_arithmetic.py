@@ -1,7 +1,7 @@
 """Digests of all that peers compute alike, equal on every processor: python tests/golden/frozen_arithmetic.py [PART...]
 
-Needs torch and numpy alone, so that it also runs on an emulated processor. Prints what
-computed, and the digests as JSON.
+Needs torch and numpy alone, so that it also runs on an emulated processor. Prints the
+processor's capability and the digests as JSON.
 """
 
 import hashlib

@@ -30,10 +30,14 @@ def settings_for_links(run: TrainingRun, num_parameters: int, mbit: float) -> di
     The number of samples stays: an epoch has those of all local steps.
 
     Raises:
-        ValueError: `mbit` is no positive number, or even the most local steps are too few.
+        ValueError: `mbit` is no positive number, the run has local steps, or even the most are too few.
     """
     if not (math.isfinite(mbit) and mbit > 0):
         raise ValueError(f"--links is {mbit}; expected the Mbit/s of the volunteers' links, such as 15.")
+    if run.local_steps > 1:
+        raise ValueError(
+            f"--links chooses local_steps, and local_steps={run.local_steps} was set. Leave out one of them."
+        )
     seconds = round_seconds(num_parameters, mbit)
     steps = next((number for number in LOCAL_STEPS if seconds <= number * SECONDS_OF_A_BATCH), None)
     if steps is None:

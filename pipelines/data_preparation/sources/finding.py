@@ -44,8 +44,7 @@ def _sources_at(place: str | Path, reading: ReadingOptions) -> Sequence[CaptionI
 
 def _files_below(folder: Path) -> list[Path]:
     """The tars and Parquet files of a folder and its folders by name; among millions of pictures there are few."""
-    suffixes = (*TAR_SUFFIXES, PARQUET_SUFFIX)
-    return [path for path in files_below(folder) if path.name.lower().endswith(suffixes)]
+    return files_below(folder, (*TAR_SUFFIXES, PARQUET_SUFFIX))
 
 
 def _source_of(file: Path, name: str, reading: ReadingOptions) -> CaptionImageSource | None:

@@ -43,9 +43,9 @@ def lamb_by_the_formula(parameter, gradients, *, lr, betas, eps, weight_decay=0.
     return parameter.float()
 
 
-def train(optimizer_settings, gradients, shape=(64, 80)):
+def train(optimizer_settings, gradients, shape=(64, 80), kind=Lamb, **group):
     parameter = torch.nn.Parameter(made_up(shape, 0))
-    optimizer = Lamb([parameter], **(SETTINGS | optimizer_settings))
+    optimizer = kind([dict(params=[parameter], **group)], **(SETTINGS | optimizer_settings))
     for gradient in gradients:
         parameter.grad = gradient.clone()
         optimizer.step()
@@ -174,9 +174,9 @@ def test_a_parameter_without_a_gradient_is_left_alone():
 
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
 @pytest.mark.parametrize("bits", [8, 32])
-def test_a_gradient_that_is_not_finite_changes_nothing(value, bits):
-    gradient = made_up((64, 80), 1)
-    before, optimizer = train(dict(bits=bits), [gradient])
+@pytest.mark.parametrize("kind", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_a_gradient_that_is_not_finite_changes_nothing(value, bits, kind):
+    before, optimizer = train(dict(bits=bits, weight_decay=0.1), [made_up((64, 80), 1)], kind=kind, is_orthogonal=True)
     (parameter,) = optimizer.param_groups[0]["params"]
     before, state = before.clone(), {name: tensor.clone() for name, tensor in optimizer.state[parameter].items()}
     parameter.grad[3, 5] = float(value)
