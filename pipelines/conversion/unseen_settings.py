@@ -51,7 +51,13 @@ def with_notes(
                 f"The checkpoint was trained with {field.name} {_shown(said)} by its notes, and {_shown(given)} was "
                 f"given. Leave out --{field.name.replace('_', '-')}."
             )
-    return replace(unseen, **written)
+    settled = replace(unseen, **written)
+    if "final_attention" in written and "convolutional" not in (*settled.attention_pattern, settled.final_attention):
+        for name in ("conv_kernel_size", "conv_window"):
+            if getattr(unseen, name) != getattr(UnseenSettings, name):
+                option = f"--{name.replace('_', '-')}"
+                raise ValueError(f"By the checkpoint's notes no layer has convolutional attention. Leave out {option}.")
+    return settled
 
 
 def _written(notes: Mapping[str, Any], num_layers: int, num_pieces_and_codes: int) -> dict[str, Any]:

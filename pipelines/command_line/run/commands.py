@@ -28,7 +28,7 @@ def create(
     repository: Repository,
     dataset: Annotated[str, typer.Option(help="Dataset Hub repository, ORG/NAME: image codes, or text.")],
     task: Annotated[str, typer.Option(help="text-to-image, fill-mask or text-generation.")] = "text-to-image",
-    preset: Annotated[str | None, typer.Option(help="Recipe that sets task and settings: sahajbert.")] = None,
+    preset: Annotated[str | None, typer.Option(help="Recipe that sets the settings: paper, sahajbert.")] = None,
     codec: Annotated[str | None, typer.Option(help="Codec that made the image codes, a Model Hub repository.")] = None,
     tokenizer: Annotated[str, typer.Option(help="Folder or Model Hub repository of a fast tokenizer.")] = "t5-small",
     clip: Annotated[str | None, typer.Option(help="CLIP that ranks pictures; default: ViT-B-32/openai.")] = None,
@@ -102,7 +102,7 @@ def create(
     num_parameters = open_task(run, repository).memory(MemorySettings()).num_parameters
     if links is not None:
         proposed = settings_for_links(run, num_parameters, links)
-        run = run.replace(**{name: value for name, value in proposed.items() if name not in values})
+        run = run.replace(**{name: value for name, value in proposed.items() if name not in chosen})
     if run.stepping_optimizer == "muon" and not run.task_settings.get("start_from"):
         with torch.device("meta"):  # nothing is allocated
             parameter_groups(run, open_task(run, repository).new_model())

@@ -1,4 +1,4 @@
-"""Settings of language runs that are known to work."""
+"""Settings of runs that are known to work."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -41,7 +41,34 @@ Three things differ. The target batch counts predicted tokens: 4,096 x 512 x 0.1
 second loss, the order of two segments, is omitted; see `task`.
 """
 
-PRESETS = {"sahajbert": ("fill-mask", SAHAJBERT)}
+PAPER: Mapping[str, Any] = {
+    "text_sequence_length": 256,
+    "hidden_size": 1024,
+    "num_hidden_layers": 64,
+    "num_attention_heads": 16,
+    "head_dim": 64,
+    "attention_pattern": ["row", "column", "row", "row"],
+    "final_attention": "convolutional",
+    "target_batch_size": 4096,
+    "num_epochs": 31_250,
+    "num_warmup_epochs": 3_125,
+    "optimizer": "lamb",
+    "optimizer_bits": 8,
+    "peak_learning_rate": 2.5e-3,
+    "betas": [0.9, 0.96],
+    "epsilon": 1e-6,
+    "weight_decay": 0.045,
+    "max_gradient_norm": 4.0,
+    "local_steps": 1,
+    "averaging_compression": "blockwise_8bit",
+    "min_8bit_elements": 65_536,
+}
+"""The recipe of *Training Transformers Together* (Borzunov et al. 2022, 3.3). What it does not say (betas, decay,
+norm, batch) is from the original run's `run_trainer.py` and `arguments.py`. The aggregation rule is ours: the weighted
+mean, as the paper's, as long as no peer stands out.
+"""
+
+PRESETS = {"sahajbert": ("fill-mask", SAHAJBERT), "paper": ("text-to-image", PAPER)}
 """Task and settings by name."""
 
 

@@ -91,9 +91,17 @@ def test_strangers_records_count_in_an_open_run_alone(plain_dht, held):
     assert AdmissionRecords(plain_dht, "run", admission=held).counted({b"stranger": 1}) == {}
 
 
+def wait_for_tokens(dht, run_id):
+    """Return once the node holds a token, as publishing does not wait for that."""
+    deadline = time.monotonic() + 60
+    while dht.get(f"{run_id}_admissions", latest=True) is None:
+        assert time.monotonic() < deadline, "no token was published"
+
+
 def test_behind_a_record_stands_a_user_or_in_an_open_run_its_key(plain_dht, held):
     records = SwarmRecords(plain_dht, "run_of_users", admission=held).open()
     owner = records.owner
+    wait_for_tokens(plain_dht, "run_of_users")
     assert records.admissions.users([owner]) == {owner: "alice"}
     assert SwarmRecords(plain_dht, "run_of_users", admission=None).admissions.users([owner]) == {owner: owner.hex()}
 
@@ -115,6 +123,7 @@ def test_building_records_changes_nothing_and_opening_them_publishes_the_token(p
     records = SwarmRecords(plain_dht, "run_of_records", admission=held)
     assert plain_dht.get("run_of_records_admissions", latest=True) is None
     records.open()
+    wait_for_tokens(plain_dht, "run_of_records")
     assert list(records.admissions.admitted([records.owner])) == [records.owner]
 
 

@@ -283,6 +283,7 @@ def test_a_file_that_torch_did_not_write_is_refused(tmp_path, content):
             {"codebook_size": 23},
             r"codebook_size 24 .* 23 was given\. Leave out --co",
         ),
+        ({"attn_types": "axial_row"}, {"conv_kernel_size": 3}, "no layer has convolutional .* Leave out --conv-kernel"),
     ],
 )
 def test_what_a_file_says_of_itself_is_not_overruled(state_dict, notes, given, message):

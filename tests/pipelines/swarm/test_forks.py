@@ -32,7 +32,7 @@ def is_freed_in_time(sets_inherited_aside, answer):
     gc.collect(1)  # twice, and it counts as one that stays
     gc.collect(1)
     del holder
-    kept = [[] for _ in range(200_000)]
+    kept = [[] for _ in range(400_000)]  # less than a quarter of what is inherited, and enough for a full collection
     answer.send(seen() is None)
     del kept
 
