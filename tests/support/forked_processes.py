@@ -22,16 +22,17 @@ _SERVERS: dict[str, ForkServer] = {}
 
 
 def fork_server(environment: Mapping[str, str] = {}) -> ForkServer:
-    """Return the server whose forks use the Hub of this environment; it ends with the tests.
+    """Return the server whose forks have the Hub and the instructions of this environment; it ends with the tests.
 
-    Whoever needs no Hub gets one that is running already.
+    Whoever needs neither gets one that is running already.
     """
-    endpoint = environment.get("HF_ENDPOINT", next(iter(_SERVERS), ""))
-    if endpoint not in _SERVERS:
+    names = [environment.get(name) for name in ("HF_ENDPOINT", "ATEN_CPU_CAPABILITY")]
+    key = " ".join(filter(None, names)) or next(iter(_SERVERS), "")
+    if key not in _SERVERS:
         server = WarmForkServer(Path(tempfile.mkdtemp(prefix="test-forks-")), environment).__enter__()
         atexit.register(server.__exit__)
-        _SERVERS[endpoint] = server
-    return _SERVERS[endpoint]
+        _SERVERS[key] = server
+    return _SERVERS[key]
 
 
 class ForkedProcess:

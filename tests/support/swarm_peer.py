@@ -80,7 +80,7 @@ def dawdle_in_round(current_epochs: list, epoch: int, seconds: float) -> None:
 
 def main(settings: dict) -> None:
     guard = guard_process_group()
-    torch.set_num_threads(1)
+    torch.set_num_threads(settings.get("num_threads", 1))
     run, folder, name = TrainingRun.from_mapping(settings["run"]), Path(settings["folder"]), settings["name"]
     events = folder / f"{name}.jsonl"
     network = NetworkOptions(
@@ -116,7 +116,7 @@ def main(settings: dict) -> None:
             stop = threading.Event()
         write_event(
             events, event="ready", addresses=visible_addresses(dht), source=source, epoch=peer.optimizer.local_epoch,
-            guard=guard,
+            guard=guard, instructions=torch.backends.cpu.get_cpu_capability(),
         )  # fmt: skip
         write_event(events, event="evaluation", loss=evaluate(peer, run), epoch=peer.optimizer.local_epoch)
         seeds = iter(range(settings["first_seed"], 10**9))

@@ -61,6 +61,29 @@ def test_two_uneven_peers_come_to_what_one_process_comes_to_with_the_very_same_s
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(("optimizer", "rate"), [("lamb", 1e-2), ("adamw", 2e-3), ("muon", 2e-3)])
+def test_processors_with_other_instructions_have_equal_states_for_two_hundred_epochs(tmp_path, optimizer, rate):
+    run = tiny_run(
+        target_batch_size=16, num_epochs=200, optimizer=optimizer, peak_learning_rate=rate, optimizer_bits=8, **PATIENT
+    )
+    oldest = dict(ATEN_CPU_CAPABILITY="default", MKL_CBWR="COMPATIBLE", ONEDNN_MAX_CPU_ISA="SSE41")
+    with Swarm(tmp_path, run, num_peers=2) as swarm:
+        first = swarm.start("first", num_threads=2)
+        swarm.environment = oldest
+        second = swarm.start("second")
+        for peer in (first, second):
+            peer.wait_for("finished", seconds=1500)
+    if first.events("ready")[0]["instructions"] == second.events("ready")[0]["instructions"]:
+        pytest.skip("this processor has no instructions that the oldest ones have not")
+    of_first, of_second = ({seen["epoch"]: seen["digest"] for seen in peer.events("state")} for peer in (first, second))
+    both = of_first.keys() & of_second.keys()
+    assert len(both) >= 190
+    assert [epoch for epoch in both if of_first[epoch] != of_second[epoch]] == []
+    assert len(set(of_first.values())) == len(of_first)
+
+
+@pytest.mark.long
 def test_fifty_epochs_of_eight_bit_averaging_end_within_one_per_cent_of_exact_training(tmp_path):
     run = tiny_run(averaging_compression="blockwise_8bit", min_8bit_elements=1024, num_epochs=50, optimizer_bits=8)
     settings, log = tmp_path / "run.json", tmp_path / "pair.log"
