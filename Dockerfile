@@ -5,6 +5,7 @@ FROM python:${PYTHON}-slim AS build
 WORKDIR /source
 COPY setup.cfg pyproject.toml README.md LICENSE ./
 COPY modeling_dalle_collab modeling_dalle_collab
+COPY dalle_collab dalle_collab
 COPY pipelines pipelines
 COPY hub_tools hub_tools
 COPY spaces spaces

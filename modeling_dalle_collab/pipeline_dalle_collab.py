@@ -63,10 +63,10 @@ class TextToImagePipeline(Pipeline):
     _load_video_processor = False  # type: ignore[assignment]
     _load_feature_extractor = False  # type: ignore[assignment]
 
-    def __init__(self, *args: Any, codec: str | os.PathLike | None = None, **kwargs: Any) -> None:
-        """Take the arguments of `Pipeline`; `codec` is a folder or repository instead of the processor's."""
-        self._codec_source = codec
-        self._codec: Codec | None = None
+    def __init__(self, *args: Any, codec: str | os.PathLike | torch.nn.Module | None = None, **kwargs: Any) -> None:
+        """Take the arguments of `Pipeline`; `codec` is a folder, a repository or a codec instead of the processor's."""
+        self._codec: Any = codec if isinstance(codec, torch.nn.Module) else None
+        self._codec_source = None if isinstance(codec, torch.nn.Module) else codec
         super().__init__(*args, **kwargs)
 
     def __call__(self, prompts: str | Iterable[str], **options: Any) -> Any:  # type: ignore[override]

@@ -348,6 +348,10 @@ def test_what_attacks_cost_is_as_measured():
     usual = found["bystander, open"]["epochs_per_minute"]
     check_quoted(f"{usual} in both", "faults")
     for name in names:
+        if f"{name}, admitted" not in found:
+            case = found[f"{name}, open"]
+            check_quoted(f"| {name} | {case['goodput']:.3f} | {case['memory_growth_mb']:.0f} MB |", "faults")
+            continue
         cases = [found[f"{name}, {door}"] for door in ("open", "admitted")]
         label = "bystander, which only computes" if name == "bystander" else name
         label += "" if cases[0]["made_with"][1] == 60 else f" ({cases[0]['made_with'][1]:.0f} s)"

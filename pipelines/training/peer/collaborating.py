@@ -7,8 +7,7 @@ import logging
 import shutil
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +15,8 @@ import torch
 from pipelines.swarm.network_options import NetworkOptions
 from pipelines.swarm.node import open_dht, visible_addresses
 from pipelines.swarm.records import SwarmRecords
+from pipelines.training.optimizers.choice import optimizer_parts
+from pipelines.training.optimizers.own import own_optimizer_parts
 from pipelines.training.peer.handing_over import hand_over
 from pipelines.training.peer.joining import admitted
 from pipelines.training.run.training_run import TrainingRun
@@ -34,13 +35,23 @@ class UnsuitableModelError(ValueError):
     """The swarm cannot train this model; the message says why and what to do."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Collaboration:
-    """Your model among those of other peers."""
+class Collaboration(torch.optim.Optimizer):
+    """The swarm as an optimizer of your model, wherever one is expected: a loop, transformers' `Trainer`, accelerate.
 
-    optimizer: SwarmOptimizer
-    addresses: tuple[str, ...]
-    """Multiaddresses at which others find this peer: their `entry_addresses`."""
+    Its learning rates say what the swarm steps with; setting them, as a scheduler does, changes nothing.
+    """
+
+    def __init__(
+        self,
+        optimizer: SwarmOptimizer,
+        groups: Iterable[Mapping[str, Any]],
+        addresses: Sequence[str],
+        samples_per_step: int | None,
+    ) -> None:
+        super().__init__([dict(group) for group in groups], dict(lr=0.0))
+        self.optimizer, self.samples_per_step = optimizer, samples_per_step
+        self.addresses = tuple(addresses)
+        """Multiaddresses at which others find this peer: their `entry_addresses`."""
 
     @property
     def epoch(self) -> int:
@@ -57,27 +68,55 @@ class Collaboration:
         """Whether the run has reached its last epoch."""
         return self.optimizer.is_over
 
-    def step(self, weight: int) -> bool:
-        """Count the gradient of a mean over `weight` samples, or the run's unit, and clear it.
+    @property
+    def last_gradient_counted(self) -> bool:
+        """Whether the last gradient counts: not if it was not finite, or computed with an outdated state."""
+        return self.optimizer.last_gradient_was_used
 
-        At the end of an epoch, averages with the others and steps. Returns whether the gradient counts: not if it is
-        not finite, nor if it was computed with an outdated state.
+    def step(  # type: ignore[override]  # torch's has overloads by `closure`
+        self, closure: Callable[[], torch.Tensor] | None = None, *, num_samples: int | None = None
+    ) -> torch.Tensor | None:
+        """Count the gradient of a mean over so many samples, or the run's unit, and clear it.
+
+        At the end of an epoch, averages with the others and steps. `num_samples` is by default `samples_per_step`.
+        Returns what `closure`, which computes the gradient, returns.
+
+        Raises:
+            ValueError: nothing says how many samples there were.
         """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        weight = self.samples_per_step if num_samples is None else num_samples
+        if isinstance(weight, bool) or not isinstance(weight, int) or weight < 1:
+            raise ValueError(
+                f"The step's number of samples is {weight}; expected a number above 0: "
+                "collaborate(..., samples_per_step=16), or step(num_samples=16) where they differ."
+            )
         self.optimizer.step(batch_size=weight)
         self.optimizer.zero_grad()
-        return self.optimizer.last_gradient_was_used
+        for shown, own in zip(self.param_groups, self.optimizer.state_averager.optimizer.param_groups, strict=True):
+            shown["lr"] = own["lr"]
+        return loss
 
 
 @contextlib.contextmanager
-def collaboration(
+def collaborate(
     run: TrainingRun,
     model: torch.nn.Module,
     *,
+    optimizer: torch.optim.Optimizer | None = None,
+    samples_per_step: int | None = None,
     entry_addresses: Sequence[str] = (),
     network: NetworkOptions = NetworkOptions(),
     name: str = "",
 ) -> Iterator[Collaboration]:
     """Train `model`, whose parameters are float32, together with peers that have the same run and the same parameters.
+
+    The swarm steps as `optimizer` would, one of `torch.optim` or of its kind, the same on all peers, with its learning
+    rates times the factor of the run's schedule, once for the `target_batch_size` samples of all peers; by default it
+    is the optimizer that the run names. `samples_per_step` is how many samples each of your steps is the mean over.
 
     Joins the swarm at these addresses or the run's own; without any it starts the run. The swarm's newest state
     is downloaded first. Initial parameters must be equal on all peers: seed them. Call it in the main thread of a
@@ -92,11 +131,16 @@ def collaboration(
 
     Raises:
         UnsuitableModelError: the model's parameters are not all float32, or something else of it cannot be averaged.
+        UnsuitableOptimizerError: the optimizer is not the model's, or its state cannot be shared.
         OSError: there is too little shared memory for the model.
         ConnectionError: no peer answers at the addresses.
         AdmissionRefusedError: the run has an authority that does not admit this user, or no longer does.
     """
     check_model(model)
+    if optimizer is None:
+        stepping = optimizer_parts(run, model)
+    else:
+        stepping = own_optimizer_parts(run, model, optimizer, run.max_gradient_norm)
     check_shared_memory(model, shutil.disk_usage(SHARED_MEMORY).free)
     _quieten_hivemind()
     name, addresses = name or run.run_id, tuple(entry_addresses) or run.entry_addresses
@@ -106,23 +150,24 @@ def collaboration(
             open_dht(name, addresses, network, admission=admission, reply_seconds=reply_seconds(run), own_group=True)
         )
         records = SwarmRecords(dht, run.swarm_id, admission=admission).open()
-        optimizer = make_optimizer(
+        swarm = make_optimizer(
             run=dataclasses.replace(run, entry_addresses=addresses),
             dht=dht,
             model=model,
             records=records,
             bandwidth_limit_mbit=network.bandwidth_limit_mbit,
             children=dht.children,
+            stepping=stepping,
         )
-        stack.callback(optimizer.shutdown)
-        if optimizer.state_transfer.look().newest_epoch() > 0:
-            optimizer.load_state_from_peers()
-        optimizer.share_state()
+        stack.callback(swarm.shutdown)
+        if swarm.state_transfer.look().newest_epoch() > 0:
+            swarm.load_state_from_peers()
+        swarm.share_state()
         with _ended_by_ctrl_c():  # said before leaving, which takes seconds
-            yield Collaboration(optimizer=optimizer, addresses=visible_addresses(dht))
-            optimizer.wait_for_updates()
-            if optimizer.is_over:
-                hand_over(optimizer, records, threading.Event(), settles=True)
+            yield Collaboration(swarm, stepping["params"], visible_addresses(dht), samples_per_step)
+            swarm.wait_for_updates()
+            if swarm.is_over:
+                hand_over(swarm, records, threading.Event(), settles=True)
 
 
 def check_model(model: torch.nn.Module) -> None:

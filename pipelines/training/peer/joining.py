@@ -1,7 +1,7 @@
 """Joining a run as a library call: the recipe of a training peer, from the run's name to its last report.
 
 `join_run` is what `dalle-collab join` and chaos do: everything is read from the run's repository. `enter_run` is the
-second half of it, for a run and a task that the caller has. `collaboration` is for your own training loop.
+second half of it, for a run and a task that the caller has. `collaborate` is for your own training loop.
 """
 
 import contextlib

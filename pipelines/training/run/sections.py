@@ -52,8 +52,9 @@ class OptimizerSettings:
     num_epochs: int = 31_250
     """Length of the schedule; peers stop when the swarm reaches it."""
 
-    num_warmup_epochs: int = 3_125
-    """Epochs of linear warm-up from zero; afterwards the learning rate falls linearly to zero."""
+    num_warmup_epochs: int = None  # type: ignore[assignment]  # `check` chooses a number where none is given
+    """Epochs of linear warm-up from zero; afterwards the learning rate falls linearly to zero. If not set: a tenth of
+    `num_epochs`."""
 
     optimizer: str = "lamb"
     """`lamb`; or `adamw`, or `muon`, which orthogonalises the momentum of matrices: both need smaller learning rates,
@@ -88,6 +89,8 @@ class OptimizerSettings:
         """Raise ValueError unless the settings are valid."""
         object.__setattr__(self, "betas", tuple(self.betas))
         check_positive(self, "target_batch_size", "num_epochs", "peak_learning_rate", "epsilon", "max_gradient_norm")
+        if self.num_warmup_epochs is None:
+            object.__setattr__(self, "num_warmup_epochs", self.num_epochs // 10)  # type: ignore[unreachable]
         if not 0 <= self.num_warmup_epochs <= self.num_epochs:
             raise ValueError(
                 f"num_warmup_epochs is {self.num_warmup_epochs}; expected 0 to num_epochs ({self.num_epochs})."

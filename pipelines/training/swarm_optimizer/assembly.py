@@ -15,7 +15,7 @@ from pipelines.training.averaging.group.time_limits import RoundTimes
 from pipelines.training.averaging.wire.codec import averaging_compression, check_codec
 from pipelines.training.ledger.gradient_sketch import GradientSketcher
 from pipelines.training.ledger.lease_book import LeaseBook, NoLease
-from pipelines.training.optimizers.choice import gradient_momentum, optimizer_parts
+from pipelines.training.optimizers.choice import OptimizerParts, gradient_momentum, optimizer_parts
 from pipelines.training.run.training_run import TrainingRun
 from pipelines.training.state.anchors import AnchorKeys, AnchorWatch
 from pipelines.training.state.averager import SwarmStateAverager
@@ -59,6 +59,7 @@ def make_optimizer(
     listens: bool = False,
     may_help: bool = False,
     children: ChildWatch | None = None,
+    stepping: OptimizerParts | None = None,
     verbose: bool = False,
 ) -> SwarmOptimizer:
     """Start what the run's settings ask for: a tracker, the averager of the state, that of gradients.
@@ -66,6 +67,7 @@ def make_optimizer(
     `anchor_keys` returns the public keys of the run's anchors, in order; `own_anchor_key` is this peer's, if it is one.
     `listens`: it takes part in rounds without a gradient, sends nothing, and reduces nothing, except where it
     `may_help` and its link makes the rounds shorter. `children` watches the processes that are started.
+    `stepping` has the parts of what steps the shared state; by default the run's settings say which.
     """
     check_codec(averaging_compression(run))
     level, children = logging.INFO if verbose else logging.DEBUG, children or ChildWatch()
@@ -83,7 +85,7 @@ def make_optimizer(
         matchmaking_seconds=run.matchmaking_seconds,
         status_loglevel=level,
         start=False,
-        **optimizer_parts(run, model),
+        **(stepping or optimizer_parts(run, model)),
         **options,
     )
     _start(state, STATE_PROCESS, children)

@@ -39,6 +39,7 @@ def make_state_averager(
         min_matchmaking_time=matchmaking_seconds,
         offload_optimizer=True,
         custom_gradients=True,
+        initialize_optimizer=False,  # by a step, which would also decay the weights
         start=start,
         **kwargs,
     )

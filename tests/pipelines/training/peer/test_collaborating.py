@@ -8,7 +8,7 @@ from pipelines.training.peer.collaborating import (
     UnsuitableModelError,
     check_model,
     check_shared_memory,
-    collaboration,
+    collaborate,
 )
 from pipelines.training.run.training_run import TrainingRun
 
@@ -73,7 +73,7 @@ def with_a_quantised_base():
 )
 def test_what_would_fail_in_the_middle_is_refused_in_one_line_before_anything_starts(model, message):
     run = TrainingRun(run_id="own", task="own", num_epochs=10, num_warmup_epochs=1)
-    with pytest.raises(UnsuitableModelError, match=message) as refused, collaboration(run, model):
+    with pytest.raises(UnsuitableModelError, match=message) as refused, collaborate(run, model):
         raise AssertionError("it has entered the swarm")
     assert "\n" not in str(refused.value)
 

@@ -12,16 +12,17 @@ import pytest
 from support_files import ROOT
 
 EXAMPLE = ROOT / "docs" / "examples" / "own_training_loop.py"
+TRAINER = ROOT / "docs" / "examples" / "trainer_together.py"
 MOST_LINES = 33
 
 pytestmark = [pytest.mark.slow, pytest.mark.swarm]
 
 
 @contextlib.contextmanager
-def script(*arguments, output=subprocess.PIPE, errors=subprocess.DEVNULL, path=EXAMPLE):
+def script(*arguments, output=subprocess.PIPE, errors=subprocess.DEVNULL, path=EXAMPLE, folder=None):
     """Run the example; it goes with all processes that it has started."""
     command = [sys.executable, "-W", "ignore", str(path), *arguments]
-    streams = dict(stdout=output, stderr=errors, text=True)
+    streams = dict(stdout=output, stderr=errors, text=True, cwd=folder)
     with subprocess.Popen(command, start_new_session=True, **streams) as process:
         try:
             yield process
@@ -47,8 +48,8 @@ def losses_of_two(process, epoch, other):
 def short_script(folder, num_epochs):
     """Write the example with a short run; it dawdles while it is alone, and prints what it leaves with."""
     text = EXAMPLE.read_text().replace("num_epochs=200", f"num_epochs={num_epochs}")
-    step = "swarm.step(len(inputs))"
-    text = text.replace(step, f"{step}; time.sleep(0.1 if swarm.num_peers < 2 else 0.0)")
+    step = "optimizer.step()"
+    text = text.replace(step, f"{step}; time.sleep(0.1 if optimizer.num_peers < 2 else 0.0)")
     digest = "hashlib.sha256(b''.join(p.detach().numpy().tobytes() for p in model.parameters())).hexdigest()"
     (path := folder / "short_loop.py").write_text(f"import hashlib, time\n{text}print('left with', {digest})\n")
     return path
@@ -73,9 +74,17 @@ def test_a_plain_script_starts_a_run_and_joins_it_when_it_is_given_the_address(t
         address = first.stdout.readline().split()[-1]
         assert "/p2p/" in address
         with script(address, output=output):
-            losses = losses_of_two(first, epoch=15, other=joined)
-    # The learning rate rises for five epochs; by the fifteenth a third of the loss is gone, whenever the second joins.
+            losses = losses_of_two(first, epoch=30, other=joined)
+    # The learning rate rises for twenty epochs; by the thirtieth a third of the loss is gone, whoever joins when.
     assert sum(losses[-200:]) < 0.8 * sum(losses[:200]), "the swarm learns"
+
+
+def test_transformers_trainer_steps_with_the_swarm_until_the_run_is_over(tmp_path):
+    with script(path=TRAINER, folder=tmp_path) as process:
+        text = process.stdout.read()
+        assert process.wait(60) == 0
+    losses = [float(loss) for loss in re.findall(r"'loss': '?([0-9.]+)", text)]
+    assert sum(losses[-4:]) < 0.9 * sum(losses[:4]), "the swarm learns"
 
 
 def end_while_it_trains(errors, end):

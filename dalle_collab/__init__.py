@@ -1,0 +1,272 @@
+"""Train a text-to-image transformer together with strangers, and use what came out of it: everything in one import.
+
+Importing this module loads nothing heavy; each name brings what it needs when it is first used. Where a function takes
+`ORG/RUN`, that is the Model Hub repository of a run.
+
+Example:
+    import dalle_collab
+
+    for picture in dalle_collab.generate("my-org/birds", "a robin on a branch", num_candidates=16):
+        picture.image.save(f"robin-{picture.candidate_index}.png")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hub_tools.local_hub.local_hub_process import LocalHub as LocalHub
+    from hub_tools.publishing.dataset_publishing import publish_dataset as publish_dataset
+    from hub_tools.publishing.folder_publishing import Published
+    from hub_tools.publishing.folder_publishing import publish_folder as publish_folder
+    from pipelines.data_preparation.shard_writing import PreparationOptions, PreparationResult
+    from pipelines.doctor.check_result import CheckResult
+    from pipelines.generation.installed_pipeline import InstalledTextToImagePipeline
+    from pipelines.generation.text_to_image import RankedImage
+    from pipelines.serving.blocks.client.distributed_model import DistributedModel as DistributedModel
+    from pipelines.serving.blocks.client.joining import join_as_client as connect
+    from pipelines.serving.blocks.hosting import BlockReport
+    from pipelines.serving.draw.serving_run import ServingReport
+    from pipelines.swarm.network_options import NetworkOptions as NetworkOptions
+    from pipelines.training.peer.collaborating import collaborate as collaborate
+    from pipelines.training.peer.reports import StepReport
+    from pipelines.training.run.compute_options import ComputeOptions as ComputeOptions
+    from pipelines.training.run.training_run import TrainingRun as TrainingRun
+
+__all__ = [
+    "ComputeOptions", "DistributedModel", "LocalHub", "NetworkOptions", "TrainingRun", "check_machine", "collaborate",
+    "connect", "generate", "join", "load", "prepare_dataset", "publish_dataset", "publish_folder", "publish_space",
+    "serve", "serve_layers",
+]  # fmt: skip
+
+_PLACES = {
+    "ComputeOptions": "pipelines.training.run.compute_options:ComputeOptions",
+    "DistributedModel": "pipelines.serving.blocks.client.distributed_model:DistributedModel",
+    "LocalHub": "hub_tools.local_hub.local_hub_process:LocalHub",
+    "NetworkOptions": "pipelines.swarm.network_options:NetworkOptions",
+    "TrainingRun": "pipelines.training.run.training_run:TrainingRun",
+    "collaborate": "pipelines.training.peer.collaborating:collaborate",
+    "connect": "pipelines.serving.blocks.client.joining:join_as_client",
+    "publish_dataset": "hub_tools.publishing.dataset_publishing:publish_dataset",
+    "publish_folder": "hub_tools.publishing.folder_publishing:publish_folder",
+}
+"""Where the names are that are not defined here."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(__all__)}.")
+    module, _, attribute = _PLACES[name].partition(":")
+    found = globals()[name] = getattr(import_module(module), attribute)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+def load(name: str | Path, *, revision: str | None = None, device: str = "cpu") -> InstalledTextToImagePipeline:
+    """Load the pipeline of transformers that draws with a run's newest checkpoint, or with that of a folder.
+
+    It runs no code of the repository. The model is its `.model`, an ordinary one of transformers.
+
+    Example:
+        draw = dalle_collab.load("my-org/birds")
+        draw("a robin on a branch", num_images_per_prompt=4, top_k=256, seed=1)[0].save("robin.png")
+
+    Raises:
+        NoCheckpointError: the run has published no weights yet.
+        ValueError: model, processor and codec do not fit together, or are damaged.
+        OSError: a file or the Hub cannot be read.
+    """
+    from pipelines.generation.image_generation import load_drawing_parts
+    from pipelines.generation.installed_pipeline import InstalledTextToImagePipeline
+
+    parts = load_drawing_parts(name, revision=revision, device=device)
+    return InstalledTextToImagePipeline(model=parts.model, processor=parts.processor, codec=parts.codec)
+
+
+def generate(
+    name: str | Path,
+    prompt: str,
+    *,
+    num_candidates: int = 128,
+    keep: int = 4,
+    top_k: int | None = 256,
+    top_p: float | None = None,
+    temperature: float = 1.0,
+    seed: int = 0,
+    clip: str | None = None,
+    device: str = "cpu",
+) -> list[RankedImage]:
+    """Draw candidates for a prompt with a run's newest checkpoint; return those that CLIP finds best, best first.
+
+    `clip` is the model that ranks, by default the one that the run names. To draw for many prompts, or again, `load`
+    the model once.
+
+    Example:
+        best, *others = dalle_collab.generate("my-org/birds", "a robin on a branch", num_candidates=32)
+        best.image.save("robin.png")
+
+    Raises:
+        NoCheckpointError: the run has published no weights yet.
+        ValueError: an option is out of its range, or model, processor and codec do not fit together.
+        OSError: a file or the Hub cannot be read.
+    """
+    from pipelines.generation.image_generation import load_text_to_image
+    from pipelines.generation.text_to_image import generate_images
+
+    parts = load_text_to_image(name, clip=clip, device=device)
+    return generate_images(
+        parts, prompt, num_candidates=num_candidates, keep=keep, top_k=top_k, top_p=top_p, temperature=temperature,
+        seed=seed,
+    )  # fmt: skip
+
+
+def join(
+    repository: str, *, network: NetworkOptions | None = None, compute: ComputeOptions | None = None
+) -> Iterator[StepReport]:
+    """Train in a run until it is over; yield a report after each micro-batch. Leaving the loop leaves the swarm.
+
+    Call it in the main thread of a process that has no other threads: hivemind forks.
+
+    Example:
+        for report in dalle_collab.join("my-org/birds", compute=dalle_collab.ComputeOptions(device="cuda")):
+            print(report.epoch, report.loss)
+
+    Raises:
+        RunFinishedError: the run is at its last epoch.
+        ValueError: run, dataset and package do not match, or the run has no entry address.
+        AdmissionRefusedError: the run's authority does not admit this user, or no longer does.
+        ConnectionError: the Hub, the authority or the swarm cannot be reached.
+    """
+    from pipelines.swarm.network_options import NetworkOptions
+    from pipelines.training.peer.joining import join_run
+    from pipelines.training.run.compute_options import ComputeOptions
+    from pipelines.training.tasks.choice import open_task
+
+    network, compute = network or NetworkOptions(), compute or ComputeOptions(device="auto")
+    with join_run(repository, open_task, network=network, compute=compute) as membership:
+        yield from membership.train()
+
+
+def serve(
+    repository: str, *, network: NetworkOptions | None = None, device: str = "auto", max_hours: float | None = None
+) -> Iterator[ServingReport]:
+    """Draw for others with a run's newest checkpoint, whole on this machine; yield a report every few seconds.
+
+    Call it in the main thread of a process that has no other threads: hivemind forks.
+
+    Example:
+        for report in dalle_collab.serve("my-org/birds", max_hours=8):
+            print(report.state, report.num_drawn)
+
+    Raises:
+        ValueError: the run has no weights yet, no entry address, or makes nothing that is drawn.
+        AdmissionRefusedError: the run's authority does not admit this user, or no longer does.
+        ConnectionError: the Hub, the authority or the swarm cannot be reached.
+    """
+    from pipelines.serving.draw.serving_run import ServingOptions, serve_run
+    from pipelines.swarm.network_options import NetworkOptions
+
+    options = ServingOptions(device=device, max_hours=max_hours)
+    with serve_run(repository, network=network or NetworkOptions(), options=options) as (server, stop):
+        yield from server.follow(stop)
+
+
+def serve_layers(
+    repository: str,
+    layers: str = "auto",
+    *,
+    network: NetworkOptions | None = None,
+    device: str = "auto",
+    max_hours: float | None = None,
+) -> Iterator[BlockReport]:
+    """Serve some layers of a run's model, such as `"0:16"`, or as many as fit; yield a report every few seconds.
+
+    Call it in the main thread of a process that has no other threads: hivemind forks.
+
+    Example:
+        for report in dalle_collab.serve_layers("my-org/birds", "0:16"):
+            print(report.layers, report.missing)
+
+    Raises:
+        ValueError: the run has no weights yet, no entry address, no such layers, or a model of another kind.
+        AdmissionRefusedError: the run's authority does not admit this user, or no longer does.
+        ConnectionError: the Hub, the authority or the swarm cannot be reached.
+    """
+    from pipelines.serving.blocks.hosting import BlockOptions, serve_blocks
+    from pipelines.swarm.network_options import NetworkOptions
+
+    options = BlockOptions(blocks=layers, device=device, max_hours=max_hours)
+    with serve_blocks(repository, network=network or NetworkOptions(), options=options) as (server, stop):
+        yield from server.follow(stop)
+
+
+def prepare_dataset(
+    sources: Sequence[str | Path],
+    codec: str | Path,
+    output: str | Path,
+    *,
+    options: PreparationOptions | None = None,
+    device: str = "cpu",
+) -> PreparationResult:
+    """Make shards of image codes from pictures with captions: folders, tars of img2dataset, or datasets of the Hub.
+
+    Called again after an interruption it goes on where it stopped, and writes the same bytes.
+
+    Example:
+        result = dalle_collab.prepare_dataset(["pictures/"], "my-org/vqgan-f8", "birds-codes")
+        print(result.report.kept, "kept of", result.report.seen)
+        dalle_collab.publish_dataset("birds-codes", "my-org/birds-codes")
+
+    Raises:
+        PreparationError: `output` was started with other settings.
+        ValueError: a source or the codec cannot be used.
+        OSError: a file or the Hub cannot be read.
+    """
+    from pipelines.data_preparation.shard_writing import PreparationOptions, prepare_shards
+    from pipelines.data_preparation.sources.finding import find_sources
+    from pipelines.image_codes.codec_code import open_codec
+
+    options = options or PreparationOptions(devices=(device,))
+    places = [Path(place) if Path(place).exists() else str(place) for place in sources]
+    found = find_sources(places, options.policy.reading)
+    return prepare_shards(found, open_codec(str(codec), device=device), Path(output).absolute(), options)
+
+
+def publish_space(
+    name: str, repository: str, *, settings: Mapping[str, str] | None = None, private: bool = False
+) -> Published:
+    """Publish one of the project's pages, such as `text_to_image_demo`, as the Space `repository`.
+
+    Example:
+        dalle_collab.publish_space(
+            "text_to_image_demo", "my-org/draw-birds", settings={"MODEL_REPOSITORY": "my-org/birds"}
+        )
+
+    Raises:
+        ValueError: there is no such page, or a setting has a bad name or looks like a secret; nothing was written.
+    """
+    from hub_tools.publishing.space_publishing import SpacePlan, publish_space
+
+    return publish_space(SpacePlan(name=name, repository=repository, settings=settings or {}, private=private))
+
+
+def check_machine(
+    repository: str, *, network: NetworkOptions | None = None, compute: ComputeOptions | None = None
+) -> Iterator[CheckResult]:
+    """Check whether this machine can train in a run, as `dalle-collab doctor` does; yield one finding after another.
+
+    Example:
+        for result in dalle_collab.check_machine("my-org/birds"):
+            print(result.status, result.line())
+    """
+    from pipelines.doctor.examination import run_checks
+    from pipelines.swarm.network_options import NetworkOptions
+    from pipelines.training.run.compute_options import ComputeOptions
+
+    yield from run_checks(repository, network or NetworkOptions(), compute or ComputeOptions(device="auto"))
