@@ -21,7 +21,7 @@ RUN apt-get update \
 COPY constraints.txt /wheels/
 COPY --from=build /wheels /wheels
 RUN pip install --no-cache-dir --constraint /wheels/constraints.txt \
-    ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} /wheels/*.whl
+    ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} "$(echo /wheels/*.whl)[all]"
 RUN useradd --uid 1000 peer && install --directory --owner=peer --group=peer /state
 # What the Hub's client and we keep on disk: downloads, keys, spools.
 ENV HF_HOME=/state HOME=/state NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility

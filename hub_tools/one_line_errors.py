@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from .endpoint import current_endpoint
+from .extras import missing_extra
 from .printing.printable import one_line, printable_output
 from .waiting.retry_after import asked_seconds
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from typer import Typer
 
 TRACEBACK_VARIABLE = "DALLE_COLLAB_TRACEBACK"
-OUR_PACKAGES = frozenset({"hub_tools", "pipelines", "modeling_dalle_collab"})
+OUR_PACKAGES = frozenset({"hub_tools", "pipelines", "modeling_dalle_collab", "dalle_collab"})
 CLIENT_PACKAGES = frozenset({"huggingface_hub", "httpx", "httpx2", "datasets"})
 INTERRUPTED_EXIT_CODE = 130
 DISK_IS_FULL = re.compile(r"no space left|file too large|quota exceeded|disk is full", re.IGNORECASE)
@@ -91,7 +92,7 @@ def explain_error(error: BaseException) -> str:
         cause = error.__cause__ or (error.__context__ if is_client_s else None)
         if cause is not None:  # why it is neither on the Hub nor in the cache
             return explain_error(cause)
-    explanation = _explain_hub_error(error) or _explain_connection_error(error)
+    explanation = missing_extra(error) or _explain_hub_error(error) or _explain_connection_error(error)
     if explanation is None and isinstance(error, OSError) and error.strerror:
         explanation = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
         explanation += _cure_of_home(error)
@@ -107,7 +108,7 @@ def _error_for_people(error: BaseException | None) -> BaseException | None:
         package = type(error).__module__.partition(".")[0]
         if isinstance(error, (ValueError, OSError)) or package in OUR_PACKAGES | CLIENT_PACKAGES:
             return error
-        if _is_full_disk(error):
+        if _is_full_disk(error) or missing_extra(error):
             return error
         error = error.__cause__
     return None

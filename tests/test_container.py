@@ -52,7 +52,7 @@ def test_everything_that_the_wheel_is_made_of_is_copied(copied, setup_cfg):
 
 def test_the_pinned_versions_are_installed_with_a_python_that_fits(recipe, setup_cfg):
     (install,) = [rest for word, rest in recipe if word == "RUN" and "pip install" in rest]
-    assert "--constraint /wheels/constraints.txt" in install and install.endswith(" /wheels/*.whl")
+    assert "--constraint /wheels/constraints.txt" in install and install.endswith(' "$(echo /wheels/*.whl)[all]"')
     values = dict(rest.partition("=")[::2] for word, rest in recipe if word == "ARG")
     assert values == {"PYTHON": "3.11", "TORCH_INDEX": '""'}
     assert Requirement(f"x{setup_cfg['options']['python_requires']}").specifier.contains(f"{values['PYTHON']}.1")
