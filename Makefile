@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-language demo-emoji test test-quick test-slow test-swarm test-long test-soak lint bench bench-gpu verify-figures constraints docs
+.PHONY: help install demo demo-language test test-quick test-slow test-swarm test-long test-soak lint bench bench-gpu verify-figures constraints docs
 
 VENV := .venv
 STAMP := $(VENV)/.installed
@@ -29,9 +29,6 @@ demo: $(STAMP)  ## Run the whole system, small, on this machine; then look at de
 
 demo-language: $(STAMP)  ## Train a small language model, compared with n-grams; then look at demo-language-output/
 	$(VENV)/bin/dalle-collab demo language --output demo-language-output
-
-demo-emoji: $(STAMP)  ## The same with emoji in four styles, judged (needs npm, up to an hour); then look at demo-emoji-output/
-	$(VENV)/bin/dalle-collab demo emoji --output demo-emoji-output
 
 # A part that fails does not keep the next from being run: each says what it found.
 test: $(STAMP)  ## Run all tests, the quick ones first

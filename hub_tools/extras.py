@@ -6,7 +6,6 @@ EXTRAS = {
     "aiohttp": "data",
     "faiss": "data",
     "imagehash": "data",
-    "resvg_py": "data",
     "ray": "ray",
     "peft": "finetuning",
     "scipy": "evaluation",

@@ -34,7 +34,7 @@ COMMANDS = {
 }
 OURS = re.compile(r"(dalle-collab|hub-tools|make) ")
 README_MENTIONS = [
-    *("make demo", "make test", "make install", "make demo-emoji", "make bench", "make lint"),
+    *("make demo", "make test", "make install", "make bench", "make lint"),
     *("dalle-collab doctor", "dalle-collab join", "--client-mode", "--bandwidth-limit", "--max-hours"),
     *("dalle-collab run create", "dalle-collab run assist", "hub-tools publish run"),
     *("dalle-collab generate", "--candidates", "--keep", "--top-k", "pipeline(", "hub-tools publish space"),
@@ -51,7 +51,7 @@ PAGES_MENTION = [
     *("--mixed-precision", "--full", "--merge", "dalle-collab model convert", "--conv-window"),
     *("dalle-collab chaos", "--faults", "--dry-run", "--script", "momentum_before_averaging"),
     *("AutoModel.from_pretrained", "generate_image_codes", "hub-tools serve --root", "hub-tools user create"),
-    *("make constraints", "dalle-collab demo spaces", "make demo-emoji"),
+    *("make constraints", "dalle-collab demo spaces"),
     *("dalle-collab serve", "--swarm", "--audit", "--stay", "--http"),
 ]
 PATH = re.compile(r"(?:modeling_dalle_collab|hub_tools|pipelines|spaces|tests|docs|\.ci|\.github)(?:/[\w.*-]+)+/?")

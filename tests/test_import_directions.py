@@ -124,14 +124,6 @@ MAY_IMPORT = {
     "pipelines.pages": (f"{HUB}.printing",),
     "pipelines.pages.memory_calculator": (MEMORY, HUB),
     "pipelines.demo.scenes": ("pipelines.evaluation", CODES, HUB),
-    "pipelines.demo.emoji": (
-        "pipelines.demo",
-        "pipelines.data_preparation",
-        "pipelines.generation",
-        "pipelines.clip",
-        "pipelines.evaluation",
-        CODES,
-    ),
     "pipelines.demo.language": ("pipelines.demo", "pipelines.training", HUB),
     "pipelines.demo": (
         *("pipelines.data_preparation", "pipelines.generation", "pipelines.training"),

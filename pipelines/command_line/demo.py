@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hub_tools.counted import counted
 from hub_tools.printing.consoles import open_progress
 
 if TYPE_CHECKING:
@@ -85,35 +84,6 @@ def run_demo(
 
         summary = run_scenes_demo(output, console, num_pictures=num_pictures, is_short=short, is_long=long)
         show_end(summary, output, "demo/scenes", console)
-        if console.is_terminal:
-            look_around(output, console)
-
-
-@app.command("emoji")
-def run_emoji(
-    output: ResumedOutputOption = Path("demo-emoji-output"),
-    source: Annotated[Path | None, typer.Option(help="Folder of `demo emoji-fetch`; default: fetch it.")] = None,
-) -> None:
-    """Run the whole system on emoji in four styles and judge what it draws that it was never trained on.
-
-    The sets are OpenMoji (CC BY-SA 4.0), Noto Emoji (Apache 2.0), Twemoji (CC BY 4.0) and Fluent Emoji (MIT). A codec
-    and a CLIP are trained for them. It takes up to an hour on two cores. Look at OUTPUT/side_by_side.png and
-    OUTPUT/judged.json afterwards.
-
-    \b
-    Examples:
-      dalle-collab demo emoji
-      dalle-collab demo emoji --source emoji-source --output my-emoji
-    """
-    with _demo() as console:
-        with _loading(console):
-            from pipelines.demo.emoji.emoji_demo import run_emoji_demo, show_judgements
-            from pipelines.demo.running_spaces import look_around
-            from pipelines.demo.summary import show_end
-
-        result = run_emoji_demo(output, console, source=source)
-        show_end(result.summary, output, "demo/emoji", console)
-        show_judgements(result, output, console)
         if console.is_terminal:
             look_around(output, console)
 
@@ -295,55 +265,6 @@ def judge(
             right = judge_caption(caption, picture)
             verdict = ", as asked for" if right and all(right.values()) else ", not as asked for"
         typer.echo(f"{path}: {describe_scene(picture)}{verdict}")
-
-
-@app.command("emoji-fetch")
-def emoji_fetch(output: OutputOption) -> None:
-    """Fetch four free sets of emoji with npm: about 11 MB to download, 120 MB on disk.
-
-    \b
-    Examples:
-      dalle-collab demo emoji-fetch --output emoji-source
-    """
-    from pipelines.demo.emoji.emoji_sets import fetch_emoji_sets
-
-    with _progress() as progress:
-        progress.add_task("fetching emoji", total=None)
-        fetch_emoji_sets(output)
-    typer.echo(f"The emoji are in {output}. Next: dalle-collab demo emoji-tars --source {output} --output DIR")
-
-
-@app.command("emoji-tars")
-def emoji_tars(
-    source: Annotated[Path, typer.Option(help="Folder of `demo emoji-fetch`.")],
-    output: OutputOption,
-    image_size: Annotated[int, typer.Option(help="Side of the pictures in pixels.")] = 64,
-    held_out_share: Annotated[float, typer.Option(help="Share of the concepts held out in one style.")] = 0.15,
-) -> None:
-    """Turn the sets into captioned webdataset tars: OUTPUT/train, and OUTPUT/held_out with a folder for each test.
-
-    A caption is "waving hand, in the style of Noto". Held out are some concepts in one of their styles, each role of a
-    person with one of the skin tones in all styles, and some colours of hearts, circles and squares in all styles.
-
-    \b
-    Examples:
-      dalle-collab demo emoji-tars --source emoji-source --output emoji-tars
-      dalle-collab data prepare emoji-tars/train --codec CODEC --output emoji-codes
-    """
-    from pipelines.demo.emoji.emoji_tars import EmojiConfig, write_emoji_tars
-
-    config = EmojiConfig(image_size=image_size, held_out_share=held_out_share)
-    with _progress() as progress:
-        task = progress.add_task("drawing emoji", total=None)
-        counts = write_emoji_tars(
-            source, output, config, lambda done, total: progress.update(task, completed=done, total=total)
-        )
-    splits = ", ".join(f"{number} {split}" for split, number in counts.pairs.items())
-    typer.echo(
-        f"Wrote {sum(counts.pairs.values())} pairs of {counts.concepts} concepts and a style to {output}: {splits}. "
-        f"Left out: {counts.same_picture} held-out pairs that look like one that is trained on, "
-        f"{counted(len(counts.unreadable), 'damaged drawing')}."
-    )
 
 
 def _progress() -> "rich.progress.Progress":  # noqa: F821 - imported below, so that --help stays fast

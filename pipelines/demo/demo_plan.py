@@ -39,12 +39,6 @@ class DemoPlan:
     num_captions_in_grid: int = 12
     top_k: int = 64
     temperature: float = 0.7
-    dataset_license: str = ""
-    """Licence of the pictures for the dataset's card; empty: none is named."""
-
-    dataset_credits: str = ""
-    """Who made the pictures, for the dataset's card."""
-
     source: Mapping[str, Any] = field(default_factory=dict)
     """What the pictures are made of, such as how many there are to be."""
 
@@ -75,11 +69,8 @@ class DemoPlan:
 
     @property
     def pictures_to_train_on(self) -> Path:
-        """Somebody's own folder, or tars: `pictures/train` if some pictures are held out, else `pictures`."""
-        if self.own_pictures is not None:
-            return self.own_pictures
-        train = self.work / "pictures" / "train"
-        return train if train.exists() else self.work / "pictures"
+        """Somebody's own folder, or the tars that the demo makes."""
+        return self.own_pictures or self.work / "pictures"
 
     @property
     def num_epochs(self) -> int:

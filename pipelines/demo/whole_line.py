@@ -205,13 +205,11 @@ def _publish_dataset(line: Line) -> None:
         ),
         inputs=line.commit("-codec"), outputs=[plan.work / "dataset"], continues=True,
     )  # fmt: skip
-    license = ("--license", plan.dataset_license) if plan.dataset_license else ()
-    credits = ("--credits", plan.dataset_credits) if plan.dataset_credits else ()
     stages.once(
         "publishing", "Publishing the dataset in one commit",
         lambda: stages.run(
             "hub-tools", "publish", "dataset", str(plan.work / "dataset"), plan.repository("-codes"),
-            *license, *credits, token=token, log_name="publish",
+            token=token, log_name="publish",
         ),
         inputs=digest_of(plan.work / "dataset"), is_there=lambda: bool(line.commit("-codes", "dataset")),
     )  # fmt: skip

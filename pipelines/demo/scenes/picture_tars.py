@@ -39,9 +39,6 @@ class TarPicture:
     similarity: float = 0.35
     """Cosine between CLIP's embeddings of picture and caption, as LAION gives it."""
 
-    attribution: str | None = None
-    """Author to be credited under the licence."""
-
 
 def write_picture_tars(
     output: Path,
@@ -100,7 +97,6 @@ def _add_picture(tar: tarfile.TarFile, key: str, picture: TarPicture) -> None:
 def _metadata(key: str, picture: TarPicture) -> dict[str, object]:
     """LAION's and img2dataset's fields of one picture."""
     width, height = picture.size
-    attribution = {} if picture.attribution is None else {"attribution": picture.attribution}
     return {
         "caption": picture.caption,
         "url": picture.url,
@@ -116,7 +112,6 @@ def _metadata(key: str, picture: TarPicture) -> dict[str, object]:
         "NSFW": picture.nsfw,
         "similarity": picture.similarity,
         "license": picture.license,
-        **attribution,
     }
 
 

@@ -60,11 +60,6 @@ def test_the_judge_refuses_what_is_no_scene(tmp_path):
     assert isinstance(run("judge", tmp_path / "absent.png").exception, FileNotFoundError)
 
 
-def test_emoji_that_were_not_fetched_name_the_command(tmp_path):
-    with pytest.raises(FileNotFoundError, match="dalle-collab demo emoji-fetch"):
-        raise run("emoji-tars", "--source", tmp_path, "--output", tmp_path / "tars").exception
-
-
 def test_a_folder_without_pictures_is_refused_before_anything_is_written(tmp_path):
     (tmp_path / "empty").mkdir()
     result = run("photographs", "--source", tmp_path / "empty", "--output", tmp_path / "output")

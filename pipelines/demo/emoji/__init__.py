@@ -1,1 +1,0 @@
-"""The same emoji drawn in four styles: what a model can draw that it was never trained on."""
