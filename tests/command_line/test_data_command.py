@@ -71,18 +71,6 @@ def test_pictures_are_prepared_verified_shown_and_give_a_tokenizer(run, pictures
     assert (tmp_path / "tokenizer" / "tokenizer.json").is_file()
 
 
-def test_two_versions_are_compared_and_padding_changes_codes_alone(run, pictures, codec, tmp_path):
-    with Image.open(pictures / "00.png") as picture:
-        picture.resize((30, 16)).save(pictures / "00.png")
-    old, new = tmp_path / "old", tmp_path / "new"
-    assert run("prepare", pictures, "--codec", codec, "--output", old).returncode == 0
-    assert run("prepare", pictures, "--codec", codec, "--output", new, "--fit", "pad").returncode == 0
-    differing = run("diff", old, new)
-    assert differing.returncode == 1 and "changed captions: 0\nchanged codes: 1: pictures/00.png\n" in differing.stdout
-    same = run("diff", old, old)
-    assert same.returncode == 0 and "Equal: 1 shard." in same.stdout
-
-
 def test_formats_that_are_not_read_are_named(run, pictures, codec, tmp_path):
     (pictures / "drawing.svg").write_text("<svg/>")
     (pictures / "00.txt").write_text("one\ntwo\n")
@@ -223,7 +211,6 @@ def test_ctrl_c_keeps_finished_shards_and_the_same_command_goes_on(run, pictures
         (["prepare", "pictures", "--codec", "codec", "--output", "out", "--precision", "tf32"], "Only GPUs know tf32"),
         (["prepare", "pictures", "--codec", "codec", "--output", "out", "--device", "cuda:0,cpu"], "torch sees no GPU"),
         (["verify", "absent"], "absent has no Parquet shards"),
-        (["diff", "absent", "pictures"], "absent has no Parquet shards"),
         (["show", "absent", "--codec", "codec"], "absent has no Parquet shards"),
         (["train-tokenizer", "absent", "--output", "out"], "There is no folder absent"),
     ],

@@ -43,35 +43,6 @@ def verify(
         raise typer.Exit(1)
 
 
-def diff(
-    old: Annotated[Path, typer.Argument(help="Folder of shards.")],
-    new: Annotated[Path, typer.Argument(help="Folder of shards of another version.")],
-) -> None:
-    """Compare two versions of a dataset, record by record: added, removed, other captions, other codes.
-
-    Exit code 1 if they differ. Memory stays bounded; a temporary file takes about the size of the keys.
-
-    Examples:
-
-      dalle-collab data diff my-dataset my-dataset-v2
-    """
-
-    from pipelines.data_preparation.inspection.dataset_diff import compare_datasets
-
-    with open_progress(transient=True) as bar:
-        task = bar.add_task("comparing shards", total=None)
-        found = compare_datasets(old, new, lambda done, total: bar.update(task, completed=done, total=total))
-    typer.echo(
-        f"{old}: {found.num_old:,} records. {new}: {found.num_new:,}. Equal: {counted(found.num_same_shards, 'shard')}."
-    )
-    for kind, number in found.counts.items():
-        keys = found.examples[kind]
-        shown = f": {', '.join(keys)}{', ...' if number > len(keys) else ''}" if keys else ""
-        typer.echo(f"{kind}: {number:,}{shown}")
-    if any(found.counts.values()):
-        raise typer.Exit(1)
-
-
 def train_tokenizer(
     folder_or_dataset: Annotated[str, typer.Argument(help="Folder of shards or dataset ORG/NAME on the Hub.")],
     output: Annotated[Path, typer.Option(help="Folder of the tokenizer.")],
@@ -92,5 +63,5 @@ def train_tokenizer(
 
 
 # The help lists them in this order, in which they are needed.
-for command in (prepare, download, deduplicate, verify, show, diff, train_tokenizer):
+for command in (prepare, download, deduplicate, verify, show, train_tokenizer):
     app.command()(command)

@@ -1,1 +1,1 @@
-"""What a folder of shards holds, whether it is whole, and how it differs from another."""
+"""What a folder of shards holds, and whether it is whole."""
