@@ -157,9 +157,7 @@ def missing_parts(run: str) -> list[str]:
 
     api, create = HfApi(), "Create it first: dalle-collab run create"
     try:
-        values = read_json(fetch_file(run, TRAINING_RUN_FILE))
-        # Format 1 has all settings side by side, format 2 has them in sections.
-        dataset = (values["settings"]["data"] if "settings" in values else values)["dataset_repository"]
+        dataset = read_json(fetch_file(run, TRAINING_RUN_FILE))["settings"]["data"]["dataset_repository"]
         check_repository("the run's dataset", dataset)
     except (RepositoryNotFoundError, RemoteEntryNotFoundError) as error:
         raise ValueError(f"{run} is not a training run that you may read. {create}") from error

@@ -27,11 +27,6 @@ from pipelines.training.run.sections import (
 )
 
 FORMAT_VERSION = 2
-FLAT_FORMAT_VERSION = 1
-"""Format of files with all settings side by side, without sections."""
-
-RETIRED_SETTINGS = frozenset({"average_state_every"})
-"""Settings of earlier versions that have no effect any more; they are read and dropped."""
 
 MOST_ADDRESSES = 64
 ADDRESS = re.compile(r"(/[A-Za-z0-9.:_-]{1,128}){2,12}")
@@ -175,9 +170,7 @@ class TrainingRun(
         if not isinstance(values, Mapping):
             raise ValueError(f"{TRAINING_RUN_FILE} contains a {type(values).__name__}; expected a JSON object.")
         _check_format(values.get("format_version", FORMAT_VERSION))
-        settings = _flat(values) | {"format_version": FORMAT_VERSION}
-        for name in RETIRED_SETTINGS:
-            settings.pop(name, None)
+        settings = _flat(values)
         known = {item.name for item in dataclasses.fields(cls)}
         if unknown := sorted(set(settings) - known):
             raise ValueError(f"Unknown setting {', '.join(unknown)} in {TRAINING_RUN_FILE}; known: {sorted(known)}.")
@@ -209,9 +202,9 @@ def stable_seed(*parts: object) -> int:
 
 
 def _check_format(version: object) -> None:
-    if version not in (FLAT_FORMAT_VERSION, FORMAT_VERSION):
+    if version != FORMAT_VERSION:
         raise ValueError(
-            f"{TRAINING_RUN_FILE} has format {version}, this package knows {FLAT_FORMAT_VERSION} and {FORMAT_VERSION}. "
+            f"{TRAINING_RUN_FILE} has format {version}, this package knows {FORMAT_VERSION}. "
             "Update the package: pip install -U dalle-collab"
         )
 
@@ -228,7 +221,7 @@ def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
                 f"Unknown section {name} in {TRAINING_RUN_FILE}; known: {', '.join(SECTIONS)}. "
                 "Update the package: pip install -U dalle-collab"
             )
-        known = {item.name for item in dataclasses.fields(SECTIONS[name])} | RETIRED_SETTINGS
+        known = {item.name for item in dataclasses.fields(SECTIONS[name])}
         if unknown := sorted(set(section) - known):
             raise ValueError(
                 f"Unknown setting {', '.join(unknown)} in section {name} of {TRAINING_RUN_FILE}; "

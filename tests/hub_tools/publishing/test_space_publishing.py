@@ -1,6 +1,5 @@
 """Spaces on the embedded Hub get their files, variables, secrets and hardware; what is secret stays so."""
 
-import json
 
 import httpx
 import pytest
@@ -85,9 +84,6 @@ def test_the_spaces_of_a_run_know_the_run_and_each_other():
 
 
 def test_everything_of_a_run_is_published_and_what_it_lacks_is_named(publish, hub, api, repo):
-    flat = json.dumps(dict(format_version=1, dataset_repository=f"{repo}-pictures"))
-    api.upload_file(repo_id=repo, path_in_repo="training_run.json", path_or_fileobj=flat.encode())
-    assert f"{repo}-pictures does not exist" in publish("run", repo, "--all", "--dry-run").stderr
     settings = tiny_run(dataset_repository=f"{repo}-codes").to_json()
     api.upload_file(repo_id=repo, path_in_repo="training_run.json", path_or_fileobj=settings.encode())
     planned = publish("run", repo, "--all", "--dry-run")

@@ -11,8 +11,8 @@ def test_the_length_of_an_epoch_decides_its_samples(tmp_path):
 
 
 def test_settings_of_the_command_line_go_before_those_of_the_run(tmp_path):
-    plan = SwarmPlan(folder=tmp_path, settings={"average_state_every": 5, "target_batch_size": 64, "local_steps": 2})
-    expected = {**RUN_SETTINGS, "average_state_every": 5, "target_batch_size": 64, "local_steps": 2}
+    plan = SwarmPlan(folder=tmp_path, settings={"tau_ratio": 5.0, "target_batch_size": 64, "local_steps": 2})
+    expected = {**RUN_SETTINGS, "tau_ratio": 5.0, "target_batch_size": 64, "local_steps": 2}
     assert plan.run_settings == expected
 
 
