@@ -3,7 +3,7 @@ ARG PYTHON=3.11
 
 FROM python:${PYTHON}-slim AS build
 WORKDIR /source
-COPY setup.cfg pyproject.toml README.md LICENSE ./
+COPY setup.py setup.cfg pyproject.toml README.md LICENSE ./
 COPY modeling_dalle_collab modeling_dalle_collab
 COPY dalle_collab dalle_collab
 COPY pipelines pipelines

@@ -81,7 +81,7 @@ constraints: $(STAMP)  ## Resolve setup.cfg's ranges again into constraints.txt;
 	mv constraints.new constraints.txt
 
 # A command that is found may still not run (pyenv's shims), and a Python without ensurepip cannot make a .venv.
-$(STAMP): setup.cfg pyproject.toml constraints.txt tests/ancestor/requirements.txt
+$(STAMP): setup.py setup.cfg pyproject.toml constraints.txt tests/ancestor/requirements.txt
 	@$(VENV)/bin/python -c '$(FITS)' 2>/dev/null && $(VENV)/bin/python -m pip --version >/dev/null 2>&1 || { \
 		for python in $$(type -ap $(PYTHONS)); do \
 			if "$$python" -c '$(FITS)' 2>/dev/null; then \

@@ -12,6 +12,7 @@ import pytest
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[1]
+PACKAGES = {"dalle_collab", "modeling_dalle_collab", "pipelines", "hub_tools"}
 Instruction = tuple[str, str]
 
 
@@ -44,10 +45,9 @@ def test_what_is_copied_is_tracked_and_sent_to_the_builder_and_nothing_else_is_s
 
 
 def test_everything_that_the_wheel_is_made_of_is_copied(copied, setup_cfg):
-    packages = {name.partition(".")[0] for name in setup_cfg["options"]["packages"].split()}
     folders = {line.partition("=")[2].strip() for line in setup_cfg["options"]["package_dir"].splitlines() if line}
     texts = {setup_cfg["metadata"]["long_description"].removeprefix("file: "), setup_cfg["metadata"]["license_files"]}
-    assert copied == packages | folders | texts | {"setup.cfg", "pyproject.toml", "constraints.txt"}
+    assert copied == PACKAGES | folders | texts | {"setup.py", "setup.cfg", "pyproject.toml", "constraints.txt"}
 
 
 def test_the_pinned_versions_are_installed_with_a_python_that_fits(recipe, setup_cfg):

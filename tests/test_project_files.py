@@ -60,7 +60,7 @@ def test_all_three_parts_of_the_tests_run_though_one_fails_and_in_a_folder_with_
     python.write_text('#!/bin/sh\necho "$4" >>parts\ntest "$4" != "not slow"\n')
     python.chmod(0o700)
     (folder / "tests" / "ancestor").mkdir(parents=True)
-    for name in ("setup.cfg", "pyproject.toml", "constraints.txt", "tests/ancestor/requirements.txt"):
+    for name in ("setup.py", "setup.cfg", "pyproject.toml", "constraints.txt", "tests/ancestor/requirements.txt"):
         (folder / name).touch()
     (environment / ".installed").touch()
     done = subprocess.run(["make", "test"], cwd=folder, capture_output=True, text=True, check=False)
