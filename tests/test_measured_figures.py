@@ -416,7 +416,7 @@ def test_what_guesses_and_int8_weights_do_to_the_demos_pictures_is_as_measured()
 
 
 NOT_CHECKED = {
-    *("dashboard", "drawing_audits", "drawing_servers", "line", "waiting"),
+    *("drawing_audits", "drawing_servers"),
     *("averaging_codecs_cells", "sparse_rounds_language", "sparse_rounds_pictures"),
     *("simulation", "two_anchors"),
 }

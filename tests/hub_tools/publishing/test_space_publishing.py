@@ -1,6 +1,5 @@
 """Spaces on the embedded Hub get their files, variables, secrets and hardware; what is secret stays so."""
 
-
 import httpx
 import pytest
 from swarm_of_processes import tiny_run
