@@ -61,11 +61,10 @@ def test_write_needs_a_token_a_role_and_a_write_token(client, tokens, repo):
     assert write(client(tokens.bob), repo).oid
 
 
-def test_only_admins_delete_move_and_publish(client, tokens, private_repo):
+def test_only_admins_delete_and_publish(client, tokens, private_repo):
     bob = client(tokens.bob)
     for forbidden in (
         lambda: bob.delete_repo(private_repo),
-        lambda: bob.move_repo(private_repo, f"{private_repo}-mine"),
         lambda: bob.update_repo_settings(private_repo, private=False),
     ):
         with pytest.raises(HfHubHTTPError, match="admin is needed"):
@@ -88,16 +87,13 @@ def test_every_changing_request_is_refused_to_anonymous_callers(hub, repo):
     requests = [
         ("POST", "/api/repos/create", {"name": "x", "organization": "org"}),
         ("DELETE", "/api/repos/delete", {"name": repo}),
-        ("POST", "/api/repos/move", {"fromRepo": repo, "toRepo": "org/y"}),
         ("PUT", f"{model}/settings", {"private": True}),
-        ("POST", f"{model}/duplicate", {"repository": "org/y"}),
         ("POST", f"{model}/preupload/main", {"files": []}),
         ("POST", f"{model}/commit/main", {}),
         ("POST", f"{model}/branch/x", {}),
         ("DELETE", f"{model}/branch/x", {}),
         ("POST", f"{model}/tag/main", {"tag": "x"}),
         ("DELETE", f"{model}/tag/x", {}),
-        ("POST", f"{model}/super-squash/main", {}),
         ("POST", f"/{repo}.git/info/lfs/objects/batch", {"operation": "upload", "objects": []}),
         ("POST", f"{space}/secrets", {"key": "a", "value": "b"}),
         ("POST", f"{space}/variables", {"key": "a", "value": "b"}),

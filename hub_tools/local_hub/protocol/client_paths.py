@@ -6,7 +6,7 @@ from .hub_error import bad_request
 
 NAME_PATTERN = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_-])?")
 REVISION_PATTERN = re.compile(r"[A-Za-z0-9._][A-Za-z0-9._/+-]{0,199}")
-RESERVED_NAMESPACES = frozenset({"api", "datasets", "spaces", "models", "lfs", "avatars", "settings", "buckets", "xet"})
+RESERVED_NAMESPACES = frozenset({"api", "datasets", "spaces", "models", "lfs", "settings", "buckets", "xet"})
 MAX_PATH_BYTES = 1024
 
 

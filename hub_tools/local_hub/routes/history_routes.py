@@ -10,14 +10,7 @@ from fastapi.responses import JSONResponse
 from ..protocol.hub_error import not_offered
 from ..store.accounts import Caller
 from ..store.commits import apply_commit, commit_lines, read_commit_request
-from ..store.history import (
-    create_reference,
-    delete_reference,
-    list_commits,
-    list_references,
-    resolve_revision,
-    squash_branch,
-)
+from ..store.history import create_reference, delete_reference, list_commits, list_references, resolve_revision
 from ..store.repositories import readable_repository, writable_repository
 from ..store.storage import HubStorage
 from .request_parts import (
@@ -128,16 +121,6 @@ def create_tag(
 def delete_tag(address: Address, tag: Decoded, caller: CallerOf, storage: Storage) -> Response:
     """Delete a tag."""
     return _delete_reference(address, "tag", tag, caller, storage)
-
-
-@router.post("/super-squash/{branch}")
-def super_squash(payload: JsonObject, address: Address, branch: Decoded, caller: CallerOf, storage: Storage) -> dict:
-    """Replace a branch's history by one commit with the same files."""
-    title = str(payload.get("message") or f"Super-squash branch '{branch}'")
-    with storage.database.writing() as connection:
-        repository = writable_repository(connection, caller, address.type, address.full_name, action="squash")
-        squashed = squash_branch(connection, repository, branch, author=str(caller.user), title=title)
-    return {"commitId": squashed["oid"]}
 
 
 @router.api_route("/discussions{rest:path}", methods=["GET", "POST"])

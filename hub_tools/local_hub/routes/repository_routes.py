@@ -1,4 +1,4 @@
-"""Creating, describing, listing, moving, copying and deleting repositories."""
+"""Creating, describing, listing and deleting repositories."""
 
 import sqlite3
 from http import HTTPStatus
@@ -8,9 +8,9 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import JSONResponse
 
 from ..protocol.hub_error import HubError, bad_request
-from ..store.accounts import Caller, check_can_write
+from ..store.accounts import Caller
 from ..store.commits import GITATTRIBUTES, first_commit, store_small_file
-from ..store.history import add_commit, copy_entries, find_reference, resolve_revision, set_reference
+from ..store.history import resolve_revision
 from ..store.object_store import ObjectStore
 from ..store.repositories import (
     Repository,
@@ -18,12 +18,11 @@ from ..store.repositories import (
     create_repository,
     delete_repository,
     list_repositories,
-    move_repository,
     readable_repository,
     wants_private,
     writable_repository,
 )
-from ..store.space_settings import apply_space_payload, copy_variables, forget_space, runtime_of
+from ..store.space_settings import apply_space_payload, forget_space, runtime_of
 from ..store.storage import HubStorage
 from ..store.trees import describe_file, entries_below
 from .cards import card_of_commit, tags_of_card
@@ -62,15 +61,6 @@ def delete(payload: JsonObject, caller: CallerOf, storage: Storage) -> Response:
     return Response("OK")
 
 
-@router.post("/api/repos/move")
-def move(payload: JsonObject, caller: CallerOf, storage: Storage) -> Response:
-    """Rename a repository or move it to another namespace."""
-    source, target = str(payload.get("fromRepo")), str(payload.get("toRepo"))
-    with storage.database.writing() as connection:
-        move_repository(connection, caller, payload.get("type") or "model", source, target)
-    return Response("OK")
-
-
 @router.put("/api/{kind}/{namespace}/{name}/settings")
 def settings(payload: JsonObject, address: Address, caller: CallerOf, storage: Storage) -> dict:
     """Change a repository's visibility."""
@@ -80,37 +70,6 @@ def settings(payload: JsonObject, address: Address, caller: CallerOf, storage: S
         )
         change_settings(connection, repository, payload)
     return {}
-
-
-@router.post("/api/{kind}/{namespace}/{name}/duplicate")
-def duplicate(
-    payload: JsonObject, request: Request, address: Address, caller: CallerOf, storage: Storage
-) -> JSONResponse:
-    """Copy a repository's files (and a Space's variables, never its secrets) to a new repository, as one commit."""
-    target = str(payload.get("repository"))
-    url = _url(request, address.type, target)
-    try:
-        with storage.database.writing() as connection:
-            source = readable_repository(connection, caller, address.type, address.full_name)
-            _duplicate(connection, storage, caller, source, target, payload)
-    except HubError as error:
-        if error.status == HTTPStatus.CONFLICT:
-            error.fields["url"] = url
-        raise
-    return JSONResponse({"url": url, "filesCopyPending": False})
-
-
-@router.get("/api/{kind}/{namespace}/{name}/auth-check")
-@router.get("/api/{kind}/{namespace}/{name}/auth-check/{access}")
-def auth_check(address: Address, caller: CallerOf, storage: Storage, access: str = "read") -> dict:
-    """Answer with 200 if the caller may read (or write) the repository."""
-    with storage.database.reading() as connection:
-        repository = readable_repository(connection, caller, address.type, address.full_name)
-        if access == "write":
-            check_can_write(
-                connection, caller, repository.namespace, action=f"write to {repository.full_name}", role="write"
-            )
-    return {"ok": True}
 
 
 @router.get("/api/{kind}/{namespace}/{name}")
@@ -207,29 +166,6 @@ def _sibling(row: sqlite3.Row, *, blobs: bool) -> dict:
         lfs = described["lfs"]
         sibling["lfs"] = {"sha256": lfs["oid"], "size": lfs["size"], "pointerSize": lfs["pointerSize"]}
     return sibling
-
-
-def _duplicate(
-    connection: sqlite3.Connection,
-    storage: HubStorage,
-    caller: Caller,
-    source: Repository,
-    target: str,
-    payload: dict,
-) -> None:
-    head = find_reference(connection, source, "branch", "main")
-    assert head is not None
-    asked = wants_private(payload)
-    private = source.private if asked is None else asked
-    copy = create_repository(connection, caller, source.type, target, private=private, sdk=source.sdk)
-    commit = add_commit(
-        connection, copy, parent=None, author=str(caller.user), title=f"Duplicate from {source.full_name}"
-    )
-    copy_entries(connection, head["id"], commit["id"])
-    connection.execute("UPDATE entries SET changed_in=? WHERE commit_id=?", (commit["id"], commit["id"]))
-    set_reference(connection, copy, "branch", "main", commit)
-    copy_variables(connection, source, copy)
-    apply_space_payload(connection, storage, copy, payload)
 
 
 def _named(payload: dict, caller: Caller) -> str:

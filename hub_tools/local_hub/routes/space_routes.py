@@ -2,19 +2,15 @@
 
 from fastapi import APIRouter
 
-from ..protocol.hub_error import not_offered
 from ..store.accounts import Caller
 from ..store.repositories import find_repository, readable_repository, writable_repository
 from ..store.space_settings import (
-    NO_APP_STAGES,
     delete_setting,
     list_settings,
     put_secret,
     put_variable,
     runtime_of,
     set_hardware,
-    set_sleep_seconds,
-    set_stage,
 )
 from ..store.storage import HubStorage
 from .request_parts import CallerOf, Decoded, JsonObject, Storage
@@ -71,22 +67,13 @@ def remove_variable(payload: JsonObject, namespace: Decoded, name: Decoded, call
     return _remove(namespace, name, caller, storage, "variable", payload)
 
 
-@router.post("/{action}")
-def change_runtime(
-    action: str, payload: JsonObject, namespace: Decoded, name: Decoded, caller: CallerOf, storage: Storage
-) -> dict:
-    """Set hardware or sleep time, pause or restart."""
+@router.post("/hardware")
+def change_hardware(payload: JsonObject, namespace: Decoded, name: Decoded, caller: CallerOf, storage: Storage) -> dict:
+    """Set the hardware that a Space asks for, and after how many idle seconds it should sleep."""
     full_name = f"{namespace}/{name}"
     with storage.database.writing() as connection:
-        repository = writable_repository(connection, caller, "space", full_name, action=f"{action} the Space")
-        if action == "hardware":
-            set_hardware(connection, repository, str(payload.get("flavor")), payload.get("sleepTimeSeconds"))
-        elif action == "sleeptime":
-            set_sleep_seconds(connection, repository, payload.get("seconds"))
-        elif action in NO_APP_STAGES:
-            set_stage(connection, repository, action)
-        else:
-            raise not_offered(f"{action} for Spaces")
+        repository = writable_repository(connection, caller, "space", full_name, action="set the hardware of")
+        set_hardware(connection, repository, str(payload.get("flavor")), payload.get("sleepTimeSeconds"))
         changed = find_repository(connection, "space", full_name)
         assert changed is not None
         return runtime_of(changed)

@@ -56,17 +56,12 @@ def add_commit(
         (repository.id, oid, parent and parent["id"], author, title, description, moment),
     )
     if parent is not None:
-        copy_entries(connection, parent["id"], cursor.lastrowid)
+        connection.execute(
+            """INSERT INTO entries SELECT ?, path, sha256, size, oid, is_lfs, changed_in
+               FROM entries WHERE commit_id=?""",
+            (cursor.lastrowid, parent["id"]),
+        )
     return connection.execute("SELECT * FROM commits WHERE id=?", (cursor.lastrowid,)).fetchone()
-
-
-def copy_entries(connection: sqlite3.Connection, source_commit: int, target_commit: int | None) -> None:
-    """Give the target commit every file of the source commit."""
-    connection.execute(
-        """INSERT INTO entries SELECT ?, path, sha256, size, oid, is_lfs, changed_in
-           FROM entries WHERE commit_id=?""",
-        (target_commit, source_commit),
-    )
 
 
 def set_reference(
@@ -122,17 +117,3 @@ def list_commits(connection: sqlite3.Connection, commit: sqlite3.Row, limit: int
                SELECT commits.* FROM line JOIN commits USING (id)
                WHERE ?2 IS NULL OR commits.id < ?2 ORDER BY commits.id DESC LIMIT ?3"""
     return connection.execute(query, (commit["id"], before, limit)).fetchall()
-
-
-def squash_branch(
-    connection: sqlite3.Connection, repository: Repository, branch: str, *, author: str, title: str
-) -> sqlite3.Row:
-    """Replace a branch's history by one commit with the same files, and return its row."""
-    head = find_reference(connection, repository, "branch", branch)
-    if head is None:
-        raise revision_not_found(branch)
-    commit = add_commit(connection, repository, parent=None, author=author, title=title)
-    copy_entries(connection, head["id"], commit["id"])
-    connection.execute("UPDATE entries SET changed_in=? WHERE commit_id=?", (commit["id"], commit["id"]))
-    set_reference(connection, repository, "branch", branch, commit)
-    return commit

@@ -1,4 +1,4 @@
-"""Repositories: finding one that the caller may see, creating, moving and deleting them."""
+"""Repositories: finding one that the caller may see, creating and deleting them."""
 
 import sqlite3
 from dataclasses import dataclass
@@ -99,18 +99,6 @@ def create_repository(
     created = find_repository(connection, repo_type, full_name)
     assert created is not None
     return created
-
-
-def move_repository(connection: sqlite3.Connection, caller: Caller, repo_type: str, source: str, target: str) -> None:
-    """Rename a repository or move it to another namespace; admins of the source and writers of the target may."""
-    repository = writable_repository(connection, caller, repo_type, source, action="move", role="admin")
-    namespace, _, name = target.partition("/")
-    check_name(name, "repository")
-    _check_namespace_for(connection, caller, namespace, target)
-    taken = find_repository(connection, repo_type, target)
-    if taken is not None and taken.id != repository.id:
-        raise HubError(HTTPStatus.CONFLICT, f"There is already a {repo_type} repo {target}")
-    connection.execute("UPDATE repositories SET namespace=?, name=? WHERE id=?", (namespace, name, repository.id))
 
 
 def delete_repository(connection: sqlite3.Connection, caller: Caller, repo_type: str, full_name: str) -> Repository:

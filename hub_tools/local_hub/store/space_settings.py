@@ -15,13 +15,11 @@ from .database import timestamp
 from .repositories import Repository
 from .storage import HubStorage
 
-NO_APP_STAGES = {"pause": "PAUSED", "restart": "STOPPED"}
-
 
 def apply_space_payload(
     connection: sqlite3.Connection, storage: HubStorage, repository: Repository, payload: dict
 ) -> None:
-    """Apply the Space settings that a create or duplicate request carries; other repositories have none."""
+    """Apply the Space settings that a create request carries; other repositories have none."""
     if repository.type != "space":
         return
     for item in payload.get("variables") or ():
@@ -65,33 +63,12 @@ def list_settings(connection: sqlite3.Connection, repository: Repository, kind: 
     return {row["key"]: _describe(row) for row in rows}
 
 
-def copy_variables(connection: sqlite3.Connection, source: Repository, target: Repository) -> None:
-    """Give the target Space the source's variables. Secrets stay where they are."""
-    connection.execute(
-        """INSERT INTO space_settings SELECT ?, kind, key, value, description, updated_at
-           FROM space_settings WHERE repository=? AND kind='variable'""",
-        (target.id, source.id),
-    )
-
-
 def set_hardware(connection: sqlite3.Connection, repository: Repository, flavor: str, sleep_seconds: object) -> None:
     """Remember which hardware a Space asks for."""
     seconds = sleep_seconds if isinstance(sleep_seconds, int) else repository.sleep_seconds
     connection.execute(
         "UPDATE repositories SET hardware=?, sleep_seconds=? WHERE id=?", (flavor, seconds, repository.id)
     )
-
-
-def set_sleep_seconds(connection: sqlite3.Connection, repository: Repository, seconds: object) -> None:
-    """Remember after how many idle seconds a Space should sleep."""
-    if not isinstance(seconds, int):
-        raise bad_request(f"Invalid sleep time {seconds!r}: give whole seconds, -1 for never")
-    connection.execute("UPDATE repositories SET sleep_seconds=? WHERE id=?", (seconds, repository.id))
-
-
-def set_stage(connection: sqlite3.Connection, repository: Repository, action: str) -> None:
-    """Remember that a Space was paused or restarted."""
-    connection.execute("UPDATE repositories SET stage=? WHERE id=?", (NO_APP_STAGES[action], repository.id))
 
 
 def runtime_of(repository: Repository) -> dict:
