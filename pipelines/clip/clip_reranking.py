@@ -3,7 +3,6 @@
 Axis names: `n` pictures of one caption, `channel`, `height`, `width`, `embedding`.
 """
 
-import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -18,8 +17,6 @@ from hub_tools.counted import counted
 from hub_tools.foreign.downloads import fetch_files
 from hub_tools.foreign.json_texts import read_json
 from hub_tools.places import local_folder
-
-logger = logging.getLogger(__name__)
 
 DEFAULT_CLIP = "ViT-B-32/openai"
 """The CLIP of the paper; its weights are read from the Hub."""

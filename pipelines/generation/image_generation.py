@@ -1,6 +1,5 @@
 """Load everything that turns a prompt into pictures: the model, its processor, the codec and the CLIP of a run."""
 
-import logging
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,8 +15,6 @@ from pipelines.clip.clip_reranking import DEFAULT_CLIP, ClipReranker
 from pipelines.image_codes.codec_code import open_codec
 from pipelines.image_codes.vqgan_codec import VQGANCodec
 from pipelines.memory_estimate.hub_config import fetch_model
-
-logger = logging.getLogger(__name__)
 
 WEIGHTS = ("published", "int8")
 

@@ -6,7 +6,7 @@ Peers draw their own batches without end, and LAMB takes what their vectors come
 gradients (`momentum_before_averaging`), as Karimireddy et al. (2021) show to be needed against attackers who hide in
 sampling noise: momentum 0.98 makes that noise 10 times smaller. The same with single gradients, whose momentum is added
 after averaging, stands below, and the progress of local steps, which outer steps follow. The attackers know all honest
-vectors and send what `pipelines/chaos/faults/colluding_attacks.py` makes of them. Against so many of them
+vectors and send what `colluding_attacks.py` makes of them. Against so many of them
 CenteredClip's radius is the median distance itself (`tau_ratio` 1).
 """
 
@@ -15,9 +15,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 import torch
-from measurement import Row, write_results
-
-from pipelines.chaos.faults.colluding_attacks import (
+from colluding_attacks import (
     Attack,
     a_little_is_enough,
     copycat,
@@ -25,6 +23,8 @@ from pipelines.chaos.faults.colluding_attacks import (
     sign_flip,
     spikes,
 )
+from measurement import Row, write_results
+
 from pipelines.training.averaging.reduce.robust_aggregation import AggregationRule, aggregate
 from pipelines.training.optimizers.choice import linear_schedule
 from pipelines.training.optimizers.lamb import Lamb

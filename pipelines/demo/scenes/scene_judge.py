@@ -21,7 +21,6 @@ from pipelines.demo.scenes.scenes import (
     SHAPES,
     SIZES,
     Colour,
-    SceneAttributes,
     all_combinations,
     render_mask,
 )
@@ -75,11 +74,6 @@ class Judgement:
             return f"no clear shape on a {self.background or 'nameless'} background"
         shape = f"{self.size} {self.colour or 'strangely coloured'} {self.shape}"
         return f"{shape}, {self.position or 'oddly placed'}, on a {self.background or 'nameless'} background"
-
-
-def exact_match(attributes: SceneAttributes, picture: np.ndarray) -> bool:
-    """Whether colour, background, position and shape of the picture are all the caption's. Size is not scored."""
-    return judge_picture(picture).scored == attributes.scored
 
 
 def chance_level() -> float:

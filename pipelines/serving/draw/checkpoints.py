@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from hub_tools.run_files import WEIGHTS_FILE
@@ -30,7 +30,6 @@ class ServedCheckpoint:
     epoch: int
     parts: Parts
     tokenizer: str
-    loaded_at: float = field(default_factory=time.monotonic)
 
 
 def load_served(folder: Path, name: str, medium: Medium, *, precision: str, device: str) -> ServedCheckpoint:

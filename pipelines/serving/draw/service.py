@@ -1,7 +1,6 @@
 """The drawing service: checks what is asked for, puts it in the queue, sends the codes as they come."""
 
 import asyncio
-import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,8 +13,6 @@ from pipelines.serving.draw.requests import MOST_TENSOR_BYTES, SERVICE, DrawRequ
 from pipelines.swarm.streams.conversation import Conversation
 from pipelines.swarm.streams.quotas import Quota
 from pipelines.swarm.streams.refusals import Refusal
-
-logger = logging.getLogger(__name__)
 
 IDLE_SECONDS = 60.0
 """A conversation in which nothing is asked for so long is ended."""

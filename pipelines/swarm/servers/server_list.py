@@ -6,7 +6,6 @@ proves to the stranger that it is the peer which was admitted.
 """
 
 import asyncio
-import logging
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -22,8 +21,6 @@ from pipelines.admission.tokens import TokenCheck
 from pipelines.swarm.dialling import parse_address
 from pipelines.swarm.servers.believing import Entry, believed_records
 from pipelines.swarm.servers.server_record import ServerRecord
-
-logger = logging.getLogger(__name__)
 
 MOST_TOLD = 128
 """Servers that a list names."""

@@ -40,10 +40,6 @@ class Quota:
         """How many peers have taken something."""
         return len(self._taken)
 
-    def taken_by(self, peer: Hashable) -> int:
-        """Return what one peer has taken."""
-        return self._taken.get(peer, 0)
-
     def take(self, asker: Asker, number: int) -> None:
         """Count `number` as taken, until it is given back.
 

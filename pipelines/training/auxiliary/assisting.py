@@ -1,7 +1,6 @@
 """Assisting a run as a library call: the recipe of an auxiliary peer, from the run's name to its last checkpoint."""
 
 import contextlib
-import logging
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,8 +21,6 @@ from pipelines.training.peer.training_peer import RunFinishedError, finished_mes
 from pipelines.training.repository.run_bucket import newest_checkpoint
 from pipelines.training.repository.snapshot import RunSnapshot
 from pipelines.training.swarm_optimizer.hivemind_options import reply_seconds
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)

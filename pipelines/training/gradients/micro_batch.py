@@ -1,6 +1,5 @@
 """How many samples a machine computes at once: measured with real gradients; `size_choice` decides."""
 
-import logging
 import os
 import resource
 import time
@@ -12,8 +11,6 @@ import torch
 from pipelines.training.gradients.computation import ComputeGradient
 from pipelines.training.gradients.size_choice import SizeChoice
 from pipelines.training.run.task import Batch, TrainingTask
-
-logger = logging.getLogger(__name__)
 
 LARGEST_TRIED = 256
 SHARE_OF_DEVICE_MEMORY = 0.9

@@ -50,8 +50,6 @@ class LeaseBook:
         self._rounds = RoundBook()
         self._pass_number = 0
         self._is_closed = False
-        self.num_without_lease = 0
-        """Records taken from the own order."""
 
     def renew(self, lease: Sequence[Span], booked_epoch: int) -> None:
         """Take over what the anchor says: everything on this peer's lease, and up to which epoch it has booked."""
@@ -72,7 +70,6 @@ class LeaseBook:
             elif is_needed and (self._goes_on_alone or self._is_idle()):
                 # In an order of its own it is on a way of its own through the pass that all are in.
                 span = self._own.next_span()._replace(pass_number=self._pass_number)
-                self.num_without_lease += span.num_records
                 self._goes_on_alone = True
             if span is not None:
                 self._in_hand.setdefault(span.block, Intervals()).add(span.interval)

@@ -5,15 +5,12 @@ as large as the weights and needed only to resume from an epoch: the content of 
 storage. No commit is rewritten; at an old tag the file is still listed, but its content is gone.
 """
 
-import logging
 from collections.abc import Mapping
 
 from huggingface_hub import HfApi
 
 from hub_tools.run_files import OPTIMIZER_FILE
 from pipelines.training.repository.manifest import FileDigest
-
-logger = logging.getLogger(__name__)
 
 
 def epoch_tag(epoch: int) -> str:

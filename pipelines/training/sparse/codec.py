@@ -15,7 +15,6 @@ Shapes, chunk and k are the receiver's own. Gaps of random indices are distribut
 import hashlib
 import math
 import struct
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -79,12 +78,6 @@ class SparseCodec:
         self.least_bytes = self._head + _bytes_of(fixed)
         self.most_bytes = self._head + _bytes_of(fixed + zeros)
         """No message is longer: a receiver need not take more."""
-
-    def information_bytes(self) -> float:
-        """Return the least bytes that can tell any choice of the values sent, with two bits for each."""
-        chunks = Counter(zip(self.layout.chunk_sizes.tolist(), self.layout.chunk_counts.tolist(), strict=True))
-        bits = sum(number * _log2_of_choices(size, count) for (size, count), number in chunks.items())
-        return (bits + CODE_BITS * self.layout.num_sent) / 8
 
     def encode(self, tensors: Sequence[torch.Tensor], num_samples: int) -> bytes:
         """Return the bytes of the largest values of the progress of so many samples; float32 on the CPU.
@@ -253,7 +246,3 @@ def _numbers_of(bits: np.ndarray, count: int, width: int) -> tuple[np.ndarray, n
 
 def _bytes_of(num_bits: int) -> int:
     return -(-num_bits // 8)
-
-
-def _log2_of_choices(size: int, count: int) -> float:
-    return (math.lgamma(size + 1) - math.lgamma(count + 1) - math.lgamma(size - count + 1)) / math.log(2)

@@ -9,7 +9,6 @@ import time
 from pathlib import Path
 
 import httpx2
-import numpy as np
 import psutil
 import pytest
 import torch
@@ -22,8 +21,6 @@ from modeling_dalle_collab import DalleCollabForConditionalGeneration
 from pipelines.demo.demo_plan import DemoPlan
 from pipelines.demo.running_spaces import read_addresses
 from pipelines.demo.scenes.scene_captions import held_out_captions
-from pipelines.demo.scenes.scene_judge import exact_match
-from pipelines.demo.scenes.scenes import held_out_scenes
 from pipelines.demo.scenes_demo import RUN_SETTINGS
 from pipelines.demo.shipped_models import PRETRAINED_CLIP, PRETRAINED_CODEC
 from pipelines.demo.stages import StageError, Stages, last_line, progress_in
@@ -105,10 +102,9 @@ def check_figures(plan, result):
 def check_pictures(plan, result):
     assert len(result.best_pictures) == len(result.unranked_pictures) == NUM_CAPTIONS
     for files in (result.best_pictures, result.unranked_pictures):
-        for scene, file in zip(held_out_scenes(NUM_CAPTIONS), files, strict=True):
+        for file in files:
             with Image.open(file) as picture:
                 assert picture.size == (128, 128)
-                assert exact_match(scene, np.asarray(picture)) in (True, False), "the judge can read it"
     with Image.open(plan.output / "progress.png") as progress:
         assert progress.size[0] > progress.size[1], "a row of pictures"
     with Image.open(plan.output / "grid.png") as grid:

@@ -124,7 +124,6 @@ class SwarmSnapshot:
     """Seconds since 1970, by the observing machine's clock."""
 
     peers: tuple[SeenPeer, ...] = ()
-    num_auxiliaries: int = 0
     verdict: StateVerdict | None = None
     servers: tuple[SeenServer, ...] = ()
     """Those whose figures are possible, the fastest first."""
@@ -139,7 +138,6 @@ class SwarmSnapshot:
         return cls(
             time=float(values["time"]),
             peers=tuple(_peer(peer) for peer in values["peers"]),
-            num_auxiliaries=int(values["num_auxiliaries"]),
             verdict=verdict and StateVerdict(**{**verdict, "outvoted": tuple(verdict["outvoted"][:MAX_OUTVOTED])}),
             servers=tuple(
                 sorted(servers, key=lambda one: (-one.codes_per_second, -one.layers_per_second, one.peer_id))

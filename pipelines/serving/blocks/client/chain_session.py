@@ -57,7 +57,7 @@ class ChainSession:
         audits: BlockAudits | None = None,
     ) -> None:
         self._audits = audits
-        self._route, self._shape, self._codec, self._between = route, shape, codec, dict(between)
+        self._route, self._codec, self._between = route, codec, dict(between)
         self._opening, self._deep_prompts = dict(opening), deep_prompts
         self._history_bytes, self._first_place = history_bytes, first_place
         self._starting: dict[str, Any] | None = None

@@ -31,8 +31,6 @@ NOT_SIZES = ("architectures", "auto_map", "dtype", "transformers_version")
 SHIFTED_POSITIONS = ("camembert", "data2vec-text", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl")
 """Models that count positions from after `pad_token_id`, so that they have fewer than declared."""
 
-LISTED_NAMES = 40
-
 
 def model_configuration(model_config: Mapping[str, Any], task: str) -> PretrainedConfig:
     """Return the configuration of a run's model.

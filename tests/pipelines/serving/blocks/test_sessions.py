@@ -45,7 +45,7 @@ def test_an_honest_client_is_served_and_its_memory_given_back(server):
     assert [None if answer is None else tuple(answer.shape) for answer in answers] == [
         None, (2, 1, 7, 64), None, (2, 2, 1, 64), (2, 2, 1, 64), (2, 2, 3, 64), (2, 1, 7, 64), (2, 1, 7, 64)
     ]  # fmt: skip
-    assert server.memory.taken_by("somebody") > 0
+    assert server.memory._taken["somebody"] > 0
     session.close()
     assert server.memory.taken == 0
 
@@ -66,9 +66,9 @@ def test_a_thousand_hostile_messages_take_no_memory_and_change_no_answer(server)
         except Refusal as refusal:
             assert refusal.code in ("invalid", "no room", "revision"), refusal
             refused += 1
-        assert server.memory.taken_by("hostile") <= MOST
+        assert server.memory._taken["hostile"] <= MOST
         session.close()
-        assert server.memory.taken_by("hostile") == 0
+        assert server.memory._taken["hostile"] == 0
     assert refused > 800 and refused + done == 1000
     assert len(answers) == len(messages)
     for found, wanted in zip(answers, expected, strict=True):

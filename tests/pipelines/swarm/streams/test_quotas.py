@@ -19,7 +19,7 @@ def test_a_quota_is_kept_by_each_peer_and_by_all_and_forgets_who_has_given_back(
         quota.take(a, 1)
     with quota.taken_during(b, 5), pytest.raises(Refusal, match="above 15 for all together"):
         quota.take(c, 1)
-    assert (quota.taken, quota.free, quota.taken_by("b"), quota.num_peers) == (10, 5, 0, 1)
+    assert (quota.taken, quota.free, quota._taken["b"], quota.num_peers) == (10, 5, 0, 1)
     quota.give_back(a, 10)
     assert (quota.taken, len(quota._taken), len(quota._taken_at)) == (0, 0, 0)
 

