@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 ROOT = Path(__file__).parents[1]
-TOP_LEVEL_NAMES = {"modeling_dalle_collab", "pipelines", "hub_tools"}
+TOP_LEVEL_NAMES = {"dalle_collab", "modeling_dalle_collab", "pipelines", "hub_tools"}
 TEMPLATES = "hub_tools/_space_templates"
 
 pytestmark = pytest.mark.slow
@@ -41,7 +41,7 @@ def wheel_files(tmp_path_factory):
         return set(archive.namelist())
 
 
-def test_its_top_level_names_are_the_three_packages_and_the_metadata(wheel_files):
+def test_its_top_level_names_are_the_four_packages_and_the_metadata(wheel_files):
     names = {PurePosixPath(name).parts[0] for name in wheel_files}
     assert {name for name in names if not name.endswith(".dist-info")} == TOP_LEVEL_NAMES
     assert len(names) == len(TOP_LEVEL_NAMES) + 1
@@ -68,7 +68,7 @@ def test_the_spaces_are_in_it_as_templates(wheel_files):
 
 
 def test_it_holds_nothing_but_modules_models_templates_and_metadata(wheel_files):
-    kinds = {".py", ".json", ".safetensors", ".md"}
+    kinds = {".py", ".typed", ".json", ".safetensors", ".md"}
     strangers = {
         name
         for name in wheel_files

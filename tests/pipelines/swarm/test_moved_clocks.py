@@ -12,7 +12,6 @@ from pipelines.swarm.node import open_dht, visible_addresses
 
 pytestmark = [pytest.mark.slow, pytest.mark.swarm]
 
-SIX_HOURS = 6 * 3600
 LOOPBACK = NetworkOptions(host_addresses=("/ip4/127.0.0.1/tcp/0",))
 
 
