@@ -9,6 +9,7 @@ EXTRAS = {
     "ray": "ray",
     "peft": "finetuning",
     "scipy": "evaluation",
+    "seqeval": "evaluation",
     "torch_fidelity": "evaluation",
     "torchmetrics": "evaluation",
     "gradio": "pages",

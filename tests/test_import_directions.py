@@ -159,6 +159,7 @@ PRICED = {
     "peft": ("pipelines/finetuning/finetuning.py",),
     "torch_fidelity": ("pipelines/evaluation/",),
     "torchmetrics": ("pipelines/evaluation/",),
+    "seqeval": ("pipelines/evaluation/",),
     "accelerate": (
         "pipelines/training/gradients/device_group.py",
         "pipelines/finetuning/finetuning.py",

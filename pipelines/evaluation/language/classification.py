@@ -3,7 +3,7 @@
 import hashlib
 import json
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,14 +12,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hub_tools.atomic_files import write_text_whole
 from pipelines.evaluation.figures import HIGHER, NEITHER, FigureKind
-from pipelines.evaluation.language.finetuning import FinetuningOptions, fine_tune, new_classifier, num_steps, predict
-from pipelines.evaluation.language.labelled_samples import (
-    LabelledSample,
-    labelled_samples,
-    majority_accuracy,
-    samples_digest,
-    score,
-)
+from pipelines.evaluation.language.finetuning import BATCH_SIZE, FinetuningOptions, fine_tune, new_classifier, predict
+from pipelines.evaluation.language.labelled_samples import LabelledSample, labelled_samples, majority_accuracy, score
 from pipelines.evaluation.language.labelled_source import SENTENCES, TOKENS
 from pipelines.evaluation.language.labelled_text import LabelledText
 from pipelines.evaluation.measurement import Measurement
@@ -28,7 +22,7 @@ from pipelines.training.run.held_out_loss import weights_digest
 
 METRICS = {TOKENS: "entity_f1", SENTENCES: "accuracy"}
 MEANINGS = {TOKENS: "F1 of whole entities", SENTENCES: "Share of texts with the right class"}
-RECIPE = 1
+RECIPE = 2
 """Number of the recipe by which classifiers are fine-tuned; what another one made is not used again."""
 
 
@@ -49,22 +43,6 @@ class LanguageParts:
         """What sequences are padded with, on the right: `to_batch` uses the same."""
         own = self.tokenizer.pad_token_id
         return self.tokenizer.eos_token_id if own is None else own
-
-
-@dataclass(frozen=True, kw_only=True)
-class Scores:
-    """What came of fine-tuning with several seeds."""
-
-    tests: tuple[float, ...]
-    """By seed."""
-
-    learning_rate: float
-
-    @property
-    def spread(self) -> str:
-        """The spread over seeds, and the learning rate, in words."""
-        rate = f"learning rate {self.learning_rate:g}"
-        return f"std {statistics.stdev(self.tests):.3f}, {rate}" if len(self.tests) > 1 else rate
 
 
 def measure_classification(
@@ -89,17 +67,17 @@ def measure_classification(
         sees_both_sides=parts.sees_both_sides,
     )
     trial = _Trial(parts, text, samples, options, folder, on_progress)
-    pretrained, random = (trial.scores(is_pretrained=choice) for choice in (True, False))
+    pretrained, pretrained_words = trial.scores(is_pretrained=True)
+    random, random_words = trial.scores(is_pretrained=False)
     metric, meaning, name = METRICS[text.source.kind], MEANINGS[text.source.kind], text.source.name
-    gains = [after - before for after, before in zip(pretrained.tests, random.tests, strict=True)]
-    figures = [
-        (metric, HIGHER, f"{meaning}, fine-tuned from the checkpoint ({pretrained.spread}).", pretrained.tests),
-        (f"{metric}_random", NEITHER, f"The same from random weights ({random.spread}).", random.tests),
+    gains = [after - before for after, before in zip(pretrained, random, strict=True)]
+    for figure, better, sentence, values in (
+        (metric, HIGHER, f"{meaning}, fine-tuned from the checkpoint ({pretrained_words}).", pretrained),
+        (f"{metric}_random", NEITHER, f"The same from random weights ({random_words}).", random),
         (f"{metric}_gain", HIGHER, "What pretraining gave: the difference, seed by seed.", gains),
-    ]
-    for figure, better, sentence, values in figures:
+    ):
         kind = FigureKind(name=f"{figure}@{name}", items="seeds", better=better, meaning=sentence)
-        result.add_drawings(kind, list(values))
+        result.add_drawings(kind, values)
     if text.source.kind == SENTENCES:
         kind = FigureKind(
             name=f"majority_accuracy@{name}",
@@ -124,17 +102,21 @@ class _Trial:
     ) -> None:
         self.parts, self.text, self.samples, self.options = parts, text, samples, options
         self.folder, self.on_progress = folder, on_progress
-        self.digest, self.steps_done = samples_digest(samples), 0
-        self.steps_each = num_steps(len(samples["train"]), options)
+        self.digest, self.steps_done = hashlib.sha256(repr(samples).encode()).hexdigest(), 0
+        self.steps_each = options.num_passes * -(-len(samples["train"]) // BATCH_SIZE)
         self.steps = 2 * (len(options.learning_rates) + options.num_seeds - 1) * self.steps_each
 
-    def scores(self, *, is_pretrained: bool) -> Scores:
-        """Choose the learning rate on validation examples with the first seed; measure on test examples with all."""
+    def scores(self, *, is_pretrained: bool) -> tuple[list[float], str]:
+        """Choose the learning rate on validation examples with the first seed; measure on test examples with all.
+
+        Return what each seed came to, and the spread over seeds with the learning rate in words.
+        """
         first, *others = range(self.options.seed, self.options.seed + self.options.num_seeds)
         tried = {rate: self._score(rate, first, is_pretrained) for rate in self.options.learning_rates}
         best = max(tried, key=lambda rate: tried[rate]["validation"])
-        scores = [tried[best], *(self._score(best, seed, is_pretrained) for seed in others)]
-        return Scores(tests=tuple(each["test"] for each in scores), learning_rate=best)
+        tests = [tried[best]["test"], *(self._score(best, seed, is_pretrained)["test"] for seed in others)]
+        spread = f"std {statistics.stdev(tests):.3f}, " if others else ""
+        return tests, f"{spread}learning rate {best:g}"
 
     def _score(self, learning_rate: float, seed: int, is_pretrained: bool) -> dict[str, float]:
         kind, num_classes = self.text.source.kind, len(self.text.classes)
@@ -146,34 +128,24 @@ class _Trial:
             num_passes=self.options.num_passes, learning_rate=learning_rate, seed=seed,
         )  # fmt: skip
         name = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:32]
-        path, end = self.folder / f"{name}.json", self.steps_done + self.steps_each
+        path = self.folder / f"{name}.json"
         found = _read_scores(path)
         if found is None:
             start = "the checkpoint" if is_pretrained else "random weights"
-            step = self._counter(f"steps on {self.text.source.name}, from {start}, seed {seed}")
-            fine_tune(
+            words = f"steps on {self.text.source.name}, from {start}, seed {seed}"
+            trainer = fine_tune(
                 classifier, self.samples["train"], self.parts.tokenizer, self.options,
-                learning_rate=learning_rate, seed=seed, on_step=step,
+                learning_rate=learning_rate, seed=seed, folder=self.folder,
+                on_step=lambda step: self.on_progress("fine-tuning", self.steps_done + step, self.steps, words),
             )  # fmt: skip
-            found = {part: self._measured(classifier, part) for part in ("validation", "test")}
-            self.folder.mkdir(parents=True, exist_ok=True)
+            found = {
+                part: score(kind, self.text.classes, self.samples[part], predict(trainer, self.samples[part]))
+                for part in ("validation", "test")
+            }
             write_text_whole(path, json.dumps(found) + "\n")
-        self.steps_done = end
-        self.on_progress("fine-tuning", end, self.steps, f"steps on {self.text.source.name}")
+        self.steps_done += self.steps_each
+        self.on_progress("fine-tuning", self.steps_done, self.steps, f"steps on {self.text.source.name}")
         return found
-
-    def _counter(self, words: str) -> Callable[[], None]:
-        def step() -> None:
-            self.steps_done += 1
-            if self.steps_done < self.steps:
-                self.on_progress("fine-tuning", self.steps_done, self.steps, words)
-
-        return step
-
-    def _measured(self, classifier: PreTrainedModel, part: str) -> float:
-        samples = self.samples[part]
-        predicted = predict(classifier, samples, self.parts.tokenizer)
-        return score(self.text.source.kind, self.text.classes, samples, predicted)
 
 
 def _facts_of(classifier: PreTrainedModel) -> dict[str, Any]:

@@ -3,6 +3,8 @@
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import (
@@ -10,7 +12,11 @@ from transformers import (
     AutoModelForTokenClassification,
     PreTrainedModel,
     PreTrainedTokenizerBase,
-    get_linear_schedule_with_warmup,
+    PrinterCallback,
+    Trainer,
+    TrainerCallback,
+    TrainerState,
+    TrainingArguments,
 )
 
 from pipelines.evaluation.language.labelled_samples import LabelledSample
@@ -22,7 +28,6 @@ CLASSIFIERS = {TOKENS: AutoModelForTokenClassification, SENTENCES: AutoModelForS
 BATCH_SIZE = 16
 WARMUP_SHARE = 0.1
 WEIGHT_DECAY = 0.01
-MAX_GRADIENT_NORM = 1.0
 POOLER = "pooler"
 """What a classifier of sentences may have that the language model has not, or the other way round."""
 
@@ -108,9 +113,15 @@ def _take_over(classifier: PreTrainedModel, language_model: PreTrainedModel) -> 
         )
 
 
-def num_steps(num_samples: int, options: FinetuningOptions) -> int:
-    """Return how many steps a fine-tuning takes."""
-    return options.num_passes * -(-num_samples // BATCH_SIZE)
+class _StepReports(TrainerCallback):
+    """Tells how many steps are done, but for the last one."""
+
+    def __init__(self, on_step: Callable[[int], None]) -> None:
+        self.on_step = on_step
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: Any, **others: Any) -> None:
+        if state.global_step < state.max_steps:
+            self.on_step(state.global_step)
 
 
 def fine_tune(
@@ -121,48 +132,37 @@ def fine_tune(
     *,
     learning_rate: float,
     seed: int,
-    on_step: Callable[[], None],
-) -> None:
-    """Train a classifier in place, with AdamW, a short warm-up and a linear decay to 0."""
-    total = num_steps(len(samples), options)
-    optimizer = torch.optim.AdamW(classifier.parameters(), lr=learning_rate, weight_decay=WEIGHT_DECAY)
-    schedule = get_linear_schedule_with_warmup(optimizer, int(WARMUP_SHARE * total), total)
-    order = torch.Generator().manual_seed(seed)
-    classifier.train()
+    folder: Path,
+    on_step: Callable[[int], None],
+) -> Trainer:
+    """Train a classifier in place with a short warm-up and a linear decay; return its trainer, for `predict`.
+
+    folder: made if it is not there; nothing is left in it.
+    """
+    on_cpu = classifier.device.type == "cpu"
+    batch_size = BATCH_SIZE // (1 if on_cpu else torch.cuda.device_count() or 1)
     with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        for _ in range(options.num_passes):
-            for places in torch.randperm(len(samples), generator=order).split(BATCH_SIZE):
-                logits, labels = _logits(classifier, [samples[place] for place in places.tolist()], tokenizer)
-                loss = torch.nn.functional.cross_entropy(logits, labels, ignore_index=IGNORED)
-                loss.backward()
-                torch.nn.utils.clip_grad_norm_(classifier.parameters(), MAX_GRADIENT_NORM)
-                optimizer.step()
-                optimizer.zero_grad()
-                schedule.step()
-                on_step()
-    classifier.eval()
+        arguments = TrainingArguments(
+            str(folder), num_train_epochs=options.num_passes, learning_rate=learning_rate, seed=seed,
+            per_device_train_batch_size=batch_size, per_device_eval_batch_size=batch_size, warmup_steps=WARMUP_SHARE,
+            weight_decay=WEIGHT_DECAY, use_cpu=on_cpu, dataloader_pin_memory=not on_cpu, save_strategy="no",
+            logging_strategy="no", report_to="none", disable_tqdm=True,
+        )  # fmt: skip
+        trainer = Trainer(
+            classifier,
+            arguments,
+            lambda rows: to_batch([{name: torch.tensor(row[name]) for name in row} for row in rows], tokenizer),
+            [sample.features for sample in samples],
+            callbacks=[_StepReports(on_step)],
+            preprocess_logits_for_metrics=lambda logits, labels: logits.argmax(-1),
+        )
+        trainer.remove_callback(PrinterCallback)
+        trainer.train()
+    return trainer
 
 
-@torch.inference_mode()
-def predict(
-    classifier: PreTrainedModel, samples: Sequence[LabelledSample], tokenizer: PreTrainedTokenizerBase
-) -> list[list[int]]:
+def predict(trainer: Trainer, samples: Sequence[LabelledSample]) -> list[list[int]]:
     """Return the likeliest class for every label of every sample."""
-    predicted = []
-    for start in range(0, len(samples), BATCH_SIZE):
-        some = samples[start : start + BATCH_SIZE]
-        logits, labels = _logits(classifier, some, tokenizer)
-        likeliest = logits.argmax(-1)[labels != IGNORED].split([len(sample.words) for sample in some])
-        predicted += [numbers.tolist() for numbers in likeliest]
-    return predicted
-
-
-def _logits(
-    classifier: PreTrainedModel, samples: Sequence[LabelledSample], tokenizer: PreTrainedTokenizerBase
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return logits `(item, class)` and classes `(item)` of tokens, or of sentences."""
-    padded = to_batch([sample.tensors for sample in samples], tokenizer)
-    batch = {name: tensor.to(classifier.device) for name, tensor in padded.items()}
-    labels = batch.pop("labels").flatten()
-    return classifier(**batch).logits.float().reshape(len(labels), -1), labels
+    found = trainer.predict([sample.features for sample in samples])
+    rows = (array.reshape(len(samples), -1) for array in (found.predictions, found.label_ids))
+    return [classes[labels != IGNORED].tolist() for classes, labels in zip(*rows, strict=True)]

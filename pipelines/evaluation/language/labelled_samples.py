@@ -4,30 +4,30 @@ Axis names: `sequence` (tokens), `labelled` (tokens of a sequence, or the senten
 """
 
 import bisect
-import hashlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
+from seqeval.metrics import accuracy_score, f1_score
 from transformers import PreTrainedTokenizerBase
 
-from pipelines.evaluation.language.entity_f1 import OUTSIDE, entity_f1
 from pipelines.evaluation.language.labelled_source import TOKENS
-from pipelines.evaluation.language.labelled_text import Example, LabelledText
-from pipelines.training.tasks.language_modeling.samples import FEATURES, IGNORED, Sample
+from pipelines.evaluation.language.labelled_text import OUTSIDE, LabelledText
+from pipelines.training.tasks.language_modeling.samples import FEATURES, IGNORED
 
 
 @dataclass(frozen=True)
 class LabelledSample:
     """An example as a classifier sees it."""
 
-    example: Example
-    tensors: Sample
-    """`input_ids` and what else the tokenizer makes, `(sequence)` int64; `labels`, `(sequence)` or `(1)`, int64."""
+    expected: tuple[str, ...]
+    """A tag for each word, or one class."""
+
+    features: dict[str, list[int]]
+    """`input_ids` and what else the tokenizer makes, `(sequence)`; `labels`, `(sequence)` or `(1)`."""
 
     words: tuple[int, ...]
-    """Which words the labels in `tensors` belong to, `(labelled)`."""
+    """Which words the labels in `features` belong to, `(labelled)`."""
 
 
 def labelled_samples(
@@ -56,16 +56,16 @@ def labelled_samples(
         )
         made[part] = []
         for number, example in enumerate(examples):
-            features = {name: torch.tensor(found[name][number]) for name in FEATURES if name in found}
-            labels = [places[label] for label in example.labels]
+            features = {name: found[name][number] for name in FEATURES if name in found}
             if text.source.kind == TOKENS:
                 at = labelled_tokens(example.words, found["offset_mapping"][number], at_first=sees_both_sides)
-                target = torch.full_like(features["input_ids"], IGNORED)
-                target[list(at.values())] = torch.tensor([labels[word] for word in at], dtype=torch.int64)
+                features["labels"] = [IGNORED] * len(features["input_ids"])
             else:
-                at, target = {0: 0}, torch.tensor(labels)
-            if at and len(features["input_ids"]):
-                made[part].append(LabelledSample(example, features | dict(labels=target), tuple(at)))
+                at, features["labels"] = {0: 0}, [IGNORED]
+            for word, place in at.items():
+                features["labels"][place] = places[example.labels[word]]
+            if at and features["input_ids"]:
+                made[part].append(LabelledSample(example.labels, features, tuple(at)))
         if not made[part]:
             raise ValueError(f"The tokenizer makes nothing of the examples of {text.source.name} for {part}.")
     return made
@@ -87,34 +87,19 @@ def labelled_tokens(
     return places
 
 
-def samples_digest(samples: Mapping[str, Sequence[LabelledSample]]) -> str:
-    """Return a digest of all that a classifier sees, and of what is expected of it."""
-    digest = hashlib.sha256()
-    for part, items in sorted(samples.items()):
-        for item in items:
-            digest.update(f"{part} {item.example.labels} {item.words}".encode())
-            for name, tensor in sorted(item.tensors.items()):
-                digest.update(f"{name} {tensor.tolist()}".encode())
-    return digest.hexdigest()
-
-
 def score(
     kind: str, classes: Sequence[str], samples: Sequence[LabelledSample], predicted: Sequence[list[int]]
 ) -> float:
-    """Return the F1 of entities, or the accuracy. `predicted` is a class for every label of every sample.
+    """Return seqeval's F1 of entities, or the accuracy. `predicted` is a class for every label of every sample.
 
     A word without a label at any token, because it was cut off, counts as predicted to be outside of any entity.
     """
-    guesses = []
-    for sample, numbers in zip(samples, predicted, strict=True):
-        guess = [OUTSIDE] * len(sample.example.labels)
+    expected = [list(sample.expected) for sample in samples]
+    guesses = [[OUTSIDE] * len(tags) for tags in expected]
+    for guess, sample, numbers in zip(guesses, samples, predicted, strict=True):
         for word, number in zip(sample.words, numbers, strict=True):
             guess[word] = classes[number]
-        guesses.append(guess)
-    expected = [sample.example.labels for sample in samples]
-    if kind == TOKENS:
-        return entity_f1(expected, guesses)
-    return sum(tags[0] == guess[0] for tags, guess in zip(expected, guesses, strict=True)) / len(expected)
+    return float(f1_score(expected, guesses, zero_division=0) if kind == TOKENS else accuracy_score(expected, guesses))
 
 
 def majority_accuracy(text: LabelledText) -> float:

@@ -2,6 +2,7 @@
 
 import itertools
 import random
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,6 @@ import datasets
 
 from hub_tools.foreign.dataset_opening import opening_dataset
 from hub_tools.waiting.outages import through_outages
-from pipelines.evaluation.language.entity_f1 import OUTSIDE, is_tag
 from pipelines.evaluation.language.labelled_source import TOKENS, LabelledSource
 from pipelines.training.run.training_run import stable_seed
 from pipelines.training.tasks.streaming import is_held_out, prepare_streaming
@@ -25,6 +25,9 @@ MOST_CHARACTERS = 4096
 MOST_CLASSES = 1000
 FEWEST_EXAMPLES = 20
 """Fewest examples to train on, to choose the learning rate with, and to measure with."""
+
+OUTSIDE, TAG = "O", re.compile("O|[BI]-.+")
+"""A word outside of any entity; the tags of IOB2."""
 
 PARTS = ("test", "validation", "train")
 HELD_OUT_SHARE = 0.2
@@ -140,7 +143,7 @@ def _tagged_words(source: LabelledSource, words: Any, tags: Any, names: Sequence
     labels = [_label(tag, names) for tag in tags]
     if len(words) != len(labels) or None in labels or None in words:
         return None
-    if wrong := next((label for label in labels if not is_tag(str(label))), None):
+    if wrong := next((label for label in labels if not TAG.fullmatch(str(label))), None):
         raise ValueError(
             f"The tags of {source.name} are not entities' tags: {wrong!r}. Expected O, B-TYPE and I-TYPE, as names of "
             "classes or as texts."

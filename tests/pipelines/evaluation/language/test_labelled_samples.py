@@ -1,7 +1,6 @@
 """Labels meet the right tokens with every kind of tokenizer, and predictions the right words."""
 
 import pytest
-import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
@@ -86,13 +85,13 @@ def test_all_other_tokens_are_ignored_and_cut_words_are_missed():
     example, classes = Example(TEXT, TAGS, spans(WORDS)), ("B-LOC", "B-PER", "I-LOC", "O")
     text, tokenizer = as_text(TOKENS, (example,), (example,), classes), bytes_of_text(True)
     (whole,) = labelled_samples(text, tokenizer, max_tokens=64, sees_both_sides=True)["test"]
-    labels = whole.tensors["labels"]
-    assert labels[labels != IGNORED].tolist() == [1, 3, 3, 0, 2] and whole.words == (0, 1, 2, 3, 4)
-    assert labels[[0, -1]].tolist() == [IGNORED, IGNORED], "the tokens that frame a sequence"
+    labels = whole.features["labels"]
+    assert [label for label in labels if label != IGNORED] == [1, 3, 3, 0, 2] and whole.words == (0, 1, 2, 3, 4)
+    assert [labels[0], labels[-1]] == [IGNORED, IGNORED], "the tokens that frame a sequence"
     assert score(TOKENS, classes, [whole], [[1, 3, 3, 0, 2]]) == 1.0
-    place = int((labels == 0).nonzero()[0])
+    place = labels.index(0)
     (cut,) = labelled_samples(text, tokenizer, max_tokens=place + 1, sees_both_sides=True)["test"]
-    assert cut.words == (0, 1, 2) and len(cut.tensors["labels"]) == place + 1
+    assert cut.words == (0, 1, 2) and len(cut.features["labels"]) == place + 1
     assert score(TOKENS, classes, [cut], [[1, 3, 3]]) == pytest.approx(2 * 1 / (2 + 1)), "the second entity is missed"
 
 
@@ -100,8 +99,8 @@ def test_a_causal_model_is_asked_at_the_last_token_without_frame():
     example = Example(TEXT, TAGS, spans(WORDS))
     text, tokenizer = as_text(TOKENS, (example,), (example,), tuple(sorted(set(TAGS)))), bytes_of_text(True)
     (sample,) = labelled_samples(text, tokenizer, max_tokens=64, sees_both_sides=False)["test"]
-    assert int(sample.tensors["labels"][-1]) != IGNORED
-    assert int(sample.tensors["input_ids"][0]) != tokenizer.bos_token_id
+    assert sample.features["labels"][-1] != IGNORED
+    assert sample.features["input_ids"][0] != tokenizer.bos_token_id
 
 
 def test_a_sentence_has_one_label_and_the_commonest_class_is_the_baseline():
@@ -109,6 +108,6 @@ def test_a_sentence_has_one_label_and_the_commonest_class_is_the_baseline():
     test = (Example("one", ("b",)), Example("two", ("a",)), Example("three", ("b",)), Example("four", ("c",)))
     text = as_text(SENTENCES, train, test, ("a", "b", "c"))
     samples = labelled_samples(text, bytes_of_text(True), max_tokens=16, sees_both_sides=True)["test"]
-    assert torch.cat([sample.tensors["labels"] for sample in samples]).tolist() == [1, 0, 1, 2]
+    assert [sample.features["labels"] for sample in samples] == [[1], [0], [1], [2]]
     assert score(SENTENCES, text.classes, samples, [[1], [1], [1], [0]]) == 0.5
     assert majority_accuracy(text) == 0.25
