@@ -158,19 +158,20 @@ def text(
 @app.command()
 def judge_text(
     repository: Annotated[str, typer.Argument(metavar="ORG/RUN", help="Run of a language model.")],
-    text: Annotated[Path, typer.Option(help="Folder of its dataset, as written by `demo text`.")],
 ) -> None:
-    """Print as JSON the perplexity of a run's newest checkpoint, that of an n-gram model, and sample text.
+    """Print as JSON the perplexity of a run's newest checkpoint, that of n-grams for such text, and sample text.
+
+    The run is of text as `demo text` writes it.
 
     \b
     Example:
-      dalle-collab demo judge-text demo/language --text text/dataset
+      dalle-collab demo judge-text demo/language
     """
     import json
 
     from pipelines.demo.language.language_judge import judge_language_run
 
-    typer.echo(json.dumps(judge_language_run(repository, text)))
+    typer.echo(json.dumps(judge_language_run(repository)))
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""`make demo-language`: a causal language model of real text, trained by two peers, compared with an n-gram model.
+"""`make demo-language`: a causal language model of real text, trained by two peers, compared with n-grams.
 
 Every step is a public command that a user could type; only sizes differ from a run over the Internet.
 """
@@ -65,7 +65,10 @@ class LanguageSummary:
     """Perplexity of the model on held-out text."""
 
     baseline_perplexity: float
-    """Perplexity of an interpolated Kneser-Ney model of the same training text, on the same tokens."""
+    """Perplexity of an interpolated Kneser-Ney model of such text, as it was measured once."""
+
+    baseline_python: str
+    """The version of Python whose documentation that text was."""
 
     num_held_out_tokens: int
     parameters: int
@@ -81,8 +84,8 @@ class LanguageSummary:
         return [
             (
                 "held-out perplexity",
-                f"{self.perplexity:.1f}; an n-gram model of the same text {self.baseline_perplexity:.1f} "
-                f"({self.num_held_out_tokens:,} tokens)",
+                f"{self.perplexity:.1f} ({self.num_held_out_tokens:,} tokens); an n-gram model of the text of Python "
+                f"{self.baseline_python}: {self.baseline_perplexity:.1f}",
             ),
             ("training time", f"{seconds.get('training', 0):.0f} s of {sum(seconds.values()):.0f} s"),
             ("swarm", f"{self.epochs} epochs, {self.share_averaged:.1%} averaged"),
@@ -102,12 +105,11 @@ def run_language_demo(output: Path, console: Console, settings: Mapping[str, Any
         stages = line.stages
         _publish_text(line)
         train_to_the_end(line)
-        dataset = str(plan.work / "text" / TEXT_FOLDER)
         judged = stages.once(
-            "evaluation", "Comparing it with an n-gram model of the same text",
+            "evaluation", "Comparing it with an n-gram model",
             lambda: json.loads(
                 stages.run(
-                    "dalle-collab", "demo", "judge-text", plan.repository(), "--text", dataset,
+                    "dalle-collab", "demo", "judge-text", plan.repository(),
                     token=line.accounts.organiser, log_name="judge",
                 )
             ),

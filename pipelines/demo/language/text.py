@@ -75,11 +75,5 @@ def write_text_dataset(folder: Path, texts: Iterable[str]) -> tuple[list[str], l
     return train, validation
 
 
-def read_documents(folder: Path) -> list[str]:
-    """Return the training documents of a dataset that `write_text_dataset` has written."""
-    shards = sorted((folder / "data").glob("train-*.parquet"))
-    return [text for shard in shards for text in pq.read_table(shard)["text"].to_pylist()]
-
-
 def _write_shard(path: Path, texts: list[str]) -> None:
     pq.write_table(pa.table({"text": pa.array(texts, pa.string())}), path)
