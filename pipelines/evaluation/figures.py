@@ -6,44 +6,18 @@ drawings of the same prompts, by Student's t, for figures of a whole set of pict
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 import torch
 from scipy import stats
 
+from pipelines.training.metrics.evaluation.checkpoint_figures import Figure
+
 CONFIDENCE = 0.95
 NUM_RESAMPLES = 2000
 
 LOWER, HIGHER, NEITHER = "lower", "higher", "neither"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Figure:
-    """One figure of an evaluation."""
-
-    name: str
-    value: float
-    low: float
-    """Lower end of the interval; equal to the value where nothing could be repeated."""
-
-    high: float
-    num_items: int
-    """Records, pictures or drawings that it is computed from."""
-
-    items: str
-    """What they are, in the plural."""
-
-    better: str
-    """Whether `lower` or `higher` is better, or `neither`."""
-
-    meaning: str
-    """One sentence for people, with the method's source."""
-
-    @property
-    def interval(self) -> str:
-        """The interval as text."""
-        return f"{self.low:.4g} to {self.high:.4g}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,25 +29,9 @@ class FigureKind:
     better: str
     meaning: str
 
-    def of_items(self, values: torch.Tensor | Sequence[float], seed: int = 0) -> Figure:
-        """Return the mean over items, `values: (item)`."""
-        mean, low, high = bootstrapped_mean(values, seed)
-        return self._figure(mean, low, high, len(values))
-
-    def of_drawings(self, values: Sequence[float]) -> Figure:
-        """Return the mean over repeated drawings of a figure of a whole set."""
-        mean, low, high = t_interval(values)
-        return self._figure(mean, low, high, len(values))
-
-    def of_all(self, value: float, number: int) -> Figure:
-        """Return a figure of all items together, of which there is one alone."""
-        return self._figure(value, value, value, number)
-
-    def _figure(self, value: float, low: float, high: float, number: int) -> Figure:
-        return Figure(
-            name=self.name, value=value, low=low, high=high, num_items=number,
-            items=self.items, better=self.better, meaning=self.meaning,
-        )  # fmt: skip
+    def figure(self, value: float, low: float, high: float, number: int) -> Figure:
+        """Return a figure of this kind, of `number` items."""
+        return Figure(**asdict(self), value=value, low=low, high=high, num_items=number)
 
 
 def bootstrapped_mean(values: torch.Tensor | Sequence[float], seed: int = 0) -> tuple[float, float, float]:

@@ -4,7 +4,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from pipelines.evaluation.figures import Figure, FigureKind
+from pipelines.evaluation.figures import FigureKind, bootstrapped_mean, t_interval
+from pipelines.training.metrics.evaluation.checkpoint_figures import Figure
 
 PICTURES_AT_ONCE = 64
 
@@ -29,14 +30,14 @@ class Measurement:
     def add_items(self, kind: FigureKind, values: torch.Tensor) -> None:
         """Add a figure that is a mean over items."""
         self.items[kind.name] = values
-        self.figures.append(kind.of_items(values))
+        self.figures.append(kind.figure(*bootstrapped_mean(values), len(values)))
 
     def add_whole(self, kind: FigureKind, value: float, number: int) -> None:
         """Add a figure of all of `number` items together."""
         self.drawings[kind.name] = [value]
-        self.figures.append(kind.of_all(value, number))
+        self.figures.append(kind.figure(value, value, value, number))
 
     def add_drawings(self, kind: FigureKind, values: list[float]) -> None:
         """Add a figure that is a mean over drawings."""
         self.drawings[kind.name] = values
-        self.figures.append(kind.of_drawings(values))
+        self.figures.append(kind.figure(*t_interval(values), len(values)))

@@ -129,9 +129,7 @@ def figures_table(report: EvaluationReport) -> Table:
     for column in ("figure", "value", f"{CONFIDENCE:.0%} interval", "of", "better", "what it is"):
         table.add_column(column, justify="right" if column in ("value", "of") else "left", overflow="fold")
     for item in report.measurement.figures:
-        interval = "" if item.low == item.high else item.interval
-        of, better = f"{item.num_items:,} {item.items}", "" if item.better == "neither" else item.better
-        table.add_row(item.name, f"{item.value:.4g}", interval, of, better, item.meaning)
+        table.add_row(item.name, f"{item.value:.4g}", item.interval, item.basis, item.direction, item.meaning)
     for name, reason in report.left_out.items():
         table.add_row(name, "", "", "", "", f"left out: {reason}")
     return table

@@ -64,6 +64,5 @@ def evaluate_language_model(
     # The mean of these is the loss over all tokens, and they can be drawn again and paired.
     result.add_items(LOSS, torch.tensor(totals, dtype=torch.float64) * number / sum(weights))
     loss = result.figures[-1]
-    value, low, high = map(perplexity, (loss.value, loss.low, loss.high))
-    result.figures.append(dataclasses.replace(PERPLEXITY.of_all(value, number), low=low, high=high))
+    result.figures.append(PERPLEXITY.figure(*map(perplexity, (loss.value, loss.low, loss.high)), number))
     return result

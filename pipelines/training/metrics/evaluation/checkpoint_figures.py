@@ -34,31 +34,11 @@ PATTERNS = dict(
     name=NAME, items=WORD, better=re.compile("lower|higher|neither"), commit=COMMIT, weights=DIGEST, command=COMMAND
 )
 
-FIGURE_SCHEMA = pa.schema(
-    [
-        ("epoch", pa.int64()),
-        ("name", pa.string()),
-        ("value", pa.float64()),
-        ("low", pa.float64()),
-        ("high", pa.float64()),
-        ("num_items", pa.int64()),
-        ("items", pa.string()),
-        ("better", pa.string()),
-        ("num_records", pa.int64()),
-        ("commit", pa.string()),
-        ("weights", pa.string()),
-        ("command", pa.string()),
-        ("time", pa.float64()),
-        ("seconds", pa.float64()),
-    ]
-)
-
 
 @dataclass(frozen=True, kw_only=True)
-class CheckpointFigure:
-    """One figure of one evaluation of a published checkpoint."""
+class Figure:
+    """One figure of an evaluation."""
 
-    epoch: int
     name: str
     """As `dalle-collab evaluate` names it: `fid@clip`, `cmmd`, `clip_score`, ..."""
 
@@ -68,7 +48,7 @@ class CheckpointFigure:
 
     high: float
     num_items: int
-    """Records, prompts or drawings that it is computed from."""
+    """Records, prompts, pictures or drawings that it is computed from."""
 
     items: str
     """What they are, in the plural."""
@@ -76,6 +56,30 @@ class CheckpointFigure:
     better: str
     """Whether `lower` or `higher` is better, or `neither`."""
 
+    meaning: str = ""
+    """One sentence for people, with the method's source; no file of a run has it."""
+
+    @property
+    def interval(self) -> str:
+        """The interval for people; empty where there is none."""
+        return "" if self.low == self.high else f"{self.low:.4g} to {self.high:.4g}"
+
+    @property
+    def direction(self) -> str:
+        """Which direction is better, for people; empty where neither is."""
+        return "" if self.better == "neither" else self.better
+
+    @property
+    def basis(self) -> str:
+        """What it stands on, for people."""
+        return f"{self.num_items:,} {self.items}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointFigure(Figure):
+    """One figure of one evaluation of a published checkpoint."""
+
+    epoch: int
     num_records: int
     """Held-out records that the evaluation read."""
 
@@ -111,15 +115,15 @@ class CheckpointFigure:
         return is_few(self.num_records)
 
     @property
-    def interval(self) -> str:
-        """The interval for people; empty where there is none."""
-        return "" if self.low == self.high else f"{self.low:.4g} to {self.high:.4g}"
-
-    @property
     def basis(self) -> str:
         """What it stands on, for people."""
-        of = f"{self.num_items:,} {self.items}"
+        of = super().basis
         return of if self.num_items == self.num_records else f"{of} of {self.num_records:,} records"
+
+
+COLUMNS = [field for field in fields(CheckpointFigure) if field.name != "meaning"]
+ARROW_TYPES: dict[object, pa.DataType] = {int: pa.int64(), float: pa.float64(), str: pa.string()}
+FIGURE_SCHEMA = pa.schema([(column.name, ARROW_TYPES[column.type]) for column in COLUMNS])
 
 
 def figures_of_report(
@@ -144,7 +148,7 @@ def possible_figures(rows: Iterable[Mapping[str, Any]]) -> list[CheckpointFigure
     figures = []
     for row in rows:
         try:
-            figures.append(CheckpointFigure(**{field.name: row[field.name] for field in fields(CheckpointFigure)}))
+            figures.append(CheckpointFigure(**{column.name: row[column.name] for column in COLUMNS}))
         except (KeyError, TypeError, ValueError) as error:
             logger.debug("A figure is left out: %s", error)
     return figures

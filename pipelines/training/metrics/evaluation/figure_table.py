@@ -16,7 +16,7 @@ def evaluation_section(figures: Sequence[CheckpointFigure]) -> str:
         return ""
     first = newest[0]
     few = " These are too few to tell small differences." if first.is_few else ""
-    rows = [(f"`{one.name}`", f"{one.value:.4g}", one.interval or "-", one.basis, _better(one)) for one in newest]
+    rows = [(f"`{one.name}`", f"{one.value:.4g}", one.interval or "-", one.basis, one.direction) for one in newest]
     table = markdown_table(("figure", "value", "interval", "of", "better"), rows)
     return f"""## Evaluation
 
@@ -29,7 +29,3 @@ What they mean is in the project's docs/evaluation.md. The same figures again:
 ```bash
 {first.command}
 ```"""
-
-
-def _better(figure: CheckpointFigure) -> str:
-    return "" if figure.better == "neither" else figure.better

@@ -46,5 +46,5 @@ def task_id(name: str) -> str:
 
 def _notes(figure: CheckpointFigure) -> str:
     interval = f"95 % interval {figure.interval}, " if figure.interval else ""
-    better = "" if figure.better == "neither" else f"; {figure.better} is better"
+    better = f"; {figure.better} is better" if figure.direction else ""
     return f"epoch {figure.epoch}, {interval}on {figure.basis}{better}"
