@@ -89,6 +89,7 @@ def new_classifier(
     """
     config = copy.deepcopy(language_model.config)
     config.num_labels, config.pad_token_id, config.use_cache = num_classes, pad_token_id, False
+    config.problem_type = None  # one class of several: the loss of all others is another one
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         try:
@@ -154,11 +155,16 @@ def fine_tune(
             lambda rows: to_batch([{name: torch.tensor(row[name]) for name in row} for row in rows], tokenizer),
             [sample.features for sample in samples],
             callbacks=[_StepReports(on_step)],
-            preprocess_logits_for_metrics=lambda logits, labels: logits.argmax(-1),
+            preprocess_logits_for_metrics=lambda outputs, labels: _first(outputs).argmax(-1),
         )
         trainer.remove_callback(PrinterCallback)
         trainer.train()
     return trainer
+
+
+def _first(outputs: torch.Tensor | tuple[torch.Tensor, ...]) -> torch.Tensor:
+    """Return the logits: some models, or a checkpoint's settings, give hidden states after them."""
+    return outputs[0] if isinstance(outputs, tuple) else outputs
 
 
 def predict(trainer: Trainer, samples: Sequence[LabelledSample]) -> list[list[int]]:

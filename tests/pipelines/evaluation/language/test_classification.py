@@ -1,5 +1,6 @@
 """What a short fine-tuning shows of a checkpoint: pretraining helps, the same figures again, going on after a stop."""
 
+import copy
 import dataclasses
 import json
 import math
@@ -131,6 +132,16 @@ def test_padding_changes_no_prediction(parts, tmp_path):
         )  # fmt: skip
         alone = [predict(trainer, [sample])[0] for sample in samples["test"]]
         assert len(lengths) > 1 and predict(trainer, samples["test"]) == alone and not list(tmp_path.iterdir())
+
+
+def test_a_checkpoints_settings_do_not_change_what_a_classifier_is_trained_for(parts, tmp_path):
+    few = dataclasses.replace(OPTIONS, num_seeds=1, num_passes=1)
+    expected = measured(parts, TEXTS[SENTENCES], tmp_path / "a", few).drawings
+    model = copy.deepcopy(parts.model)
+    for name, value in dict(problem_type="multi_label_classification", output_hidden_states=True).items():
+        setattr(model.config, name, value)
+    odd = dataclasses.replace(parts, model=model)
+    assert measured(odd, TEXTS[SENTENCES], tmp_path / "b", few).drawings == expected
 
 
 def test_an_architecture_without_classifier_is_named(parts):
