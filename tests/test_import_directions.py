@@ -119,7 +119,10 @@ MAY_IMPORT = {
         *("pipelines.serving.draw", "pipelines.generation", f"{PEER}.process_group", "pipelines.pages.line_program"),
         *LIBRARIES,
     ),
-    "pipelines.pages.drawing": ("pipelines.generation", "pipelines.serving.draw.requests", DEVICES, CODES, HUB),
+    "pipelines.pages.drawing": (
+        *("pipelines.generation", "pipelines.serving.draw.requests"),
+        *(MODEL, DEVICES, CODES, HUB),
+    ),
     "pipelines.pages.joining": ("pipelines.training", "pipelines.doctor", SWARM, HUB),
     "pipelines.pages": (f"{HUB}.printing",),
     "pipelines.pages.memory_calculator": (MEMORY, HUB),

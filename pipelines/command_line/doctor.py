@@ -5,21 +5,21 @@ from typing import Annotated
 
 import typer
 
-from pipelines.command_line.terminal.setting_options import TokenHost
+from pipelines.command_line.terminal.setting_options import Announce, Device, Host, IdentityFile, Run, TokenHost
 
 
 def doctor(
-    repository: Annotated[str, typer.Argument(metavar="ORG/RUN", help="Model Hub repository of the run.")],
+    repository: Run,
     micro_batch_size: Annotated[
         str, typer.Option(help="Samples per local step to check memory for; auto: 1, enough for join to start.")
     ] = "auto",
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    device: Device = "auto",
     max_gpu_memory: Annotated[float | None, typer.Option(help="Most GiB of each GPU that join will take.")] = None,
     client_mode: Annotated[bool, typer.Option("--client-mode", help="Check as a peer without open ports.")] = False,
     bandwidth_limit: Annotated[float | None, typer.Option(help="Upload limit in Mbit/s that join will get.")] = None,
-    host: Annotated[list[str] | None, typer.Option(help="Multiaddress to listen on; may be repeated.")] = None,
-    announce: Annotated[list[str] | None, typer.Option(help="Multiaddress to announce (port forwarding).")] = None,
-    identity_file: Annotated[Path | None, typer.Option(help="Key file for a stable peer ID.")] = None,
+    host: Host = None,
+    announce: Announce = None,
+    identity_file: IdentityFile = None,
     send_token_to: TokenHost = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with code 4 on warnings.")] = False,

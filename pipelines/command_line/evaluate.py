@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pipelines.command_line.terminal import setting_options as shared
 from pipelines.command_line.terminal.setting_options import refuse_given
 
 if TYPE_CHECKING:
@@ -41,11 +42,11 @@ PANEL: dict[str, Any] = dict(rich_help_panel="Classification, of language runs")
 
 def evaluate(
     context: typer.Context,
-    repository: Annotated[str, typer.Argument(metavar="ORG/RUN", help="Model Hub repository of a run, or a folder.")],
+    repository: shared.RunOrFolder,
     compare: Annotated[
         str | None, typer.Option(metavar="ORG/RUN", help="Measure this one too, on the same prompts and seeds.")
     ] = None,
-    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of the checkpoint.")] = None,
+    revision: shared.Revision = None,
     records: Annotated[int, typer.Option(min=2, help="Held-out records; their captions are the prompts.")] = 400,
     drawings: Annotated[int, typer.Option(min=1, help="Pictures drawn for each prompt.")] = 4,
     features: Annotated[
@@ -58,14 +59,12 @@ def evaluate(
     training_records: Annotated[
         int, typer.Option(min=0, help="Training pictures among which copies are looked for.")
     ] = 2000,
-    clip: Annotated[
-        str | None, typer.Option(help="open_clip folder, Hub repository or MODEL/TAG; default: the run's.")
-    ] = None,
-    codec: Annotated[str | None, typer.Option(help="VQGAN folder or repository; default: the run's.")] = None,
-    top_k: Annotated[int, typer.Option(help="Sample from this many likeliest codes; 0 for all.")] = 256,
-    top_p: Annotated[float | None, typer.Option(help="Sample from codes up to this total probability.")] = None,
-    temperature: Annotated[float, typer.Option(help="Below 1: safer pictures; above 1: stranger ones.")] = 1.0,
-    guidance_scale: Annotated[float, typer.Option(help="Above 1: closer to the prompt.")] = 1.0,
+    clip: shared.Clip = None,
+    codec: shared.Codec = None,
+    top_k: shared.TopK = 256,
+    top_p: shared.TopP = None,
+    temperature: shared.Temperature = 1.0,
+    guidance_scale: shared.GuidanceScale = 1.0,
     precision: Annotated[str, typer.Option(help="float32, bfloat16, float16 or int8 (weights, on a CPU).")] = "float32",
     compare_revision: Annotated[str | None, typer.Option(help="The same for the one compared with.")] = None,
     compare_codec: Annotated[str | None, typer.Option(help="The same for the one compared with.")] = None,
@@ -74,7 +73,7 @@ def evaluate(
     compare_temperature: Annotated[float | None, typer.Option(help="The same for the one compared with.")] = None,
     compare_guidance_scale: Annotated[float | None, typer.Option(help="The same for the one compared with.")] = None,
     compare_precision: Annotated[str | None, typer.Option(help="The same for the one compared with.")] = None,
-    seed: Annotated[int, typer.Option(help="The same seed draws the same pictures.")] = 0,
+    seed: shared.SamplingSeed = 0,
     batch_size: Annotated[int, typer.Option(min=1, help="Pictures drawn at once; fewer need less memory.")] = 64,
     token_classification: Annotated[
         list[str] | None,
@@ -98,7 +97,7 @@ def evaluate(
     output: Annotated[Path, typer.Option(help="Folder for the report, and for what is drawn or fine-tuned.")] = Path(
         "evaluation"
     ),
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    device: shared.Device = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
     """Measure how good a checkpoint is, every figure with its 95 % interval.
@@ -128,6 +127,7 @@ def evaluate(
 
       dalle-collab evaluate my-org/bengali --token-classification unimelb-nlp/wikiann:bn
     """
+    from modeling_dalle_collab.sampling_dalle_collab import SamplingOptions
     from pipelines.command_line.terminal.evaluation_reports import show_comparison, show_report
     from pipelines.demo.scenes.caption_judge import judge_caption
     from pipelines.evaluation.features import CLIP, check_specification
@@ -145,12 +145,9 @@ def evaluate(
     options = GenerationOptions(
         num_candidates=drawings,
         keep=1,
-        top_k=top_k,
-        top_p=top_p,
-        temperature=temperature,
-        guidance_scale=guidance_scale,
         seed=seed,
         batch_size=batch_size,
+        sampling=SamplingOptions(top_k=top_k, top_p=top_p, temperature=temperature, guidance_scale=guidance_scale),
     )
     other = other_options = None
     if compare is None:
@@ -168,7 +165,7 @@ def evaluate(
             guidance_scale=compare_guidance_scale,
         )  # fmt: skip
         given = {name: value for name, value in changed.items() if value is not None}
-        other_options = dataclasses.replace(options, **given)
+        other_options = dataclasses.replace(options, sampling=dataclasses.replace(options.sampling, **given))
     named = {TOKENS: token_classification, SENTENCES: sentence_classification}
     sources = [
         LabelledSource.from_text(kind, text) for kind, texts in named.items() for text in dict.fromkeys(texts or ())
@@ -225,7 +222,7 @@ def _measured(
     measurement = evaluate_checkpoint(parts, yardsticks, options, output / "drawn", on_progress)
     facts = dict(dataclasses.asdict(subject), name=parts.name, epoch=parts.epoch, weights=measurement.weights)
     settings = dict(
-        dataclasses.asdict(options),
+        options.facts(),
         num_records=len(yardsticks.held_out),
         device=str(parts.model.device),
         features=[extractor.name for extractor in yardsticks.extractors],

@@ -1,4 +1,4 @@
-"""`dalle-collab generate`: draw pictures, or write texts, for prompts with a run's newest checkpoint."""
+"""`dalle-collab generate`: draw pictures for prompts with a run's newest checkpoint."""
 
 import contextlib
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ import typer
 
 from hub_tools.counted import counted
 from hub_tools.printing.printable import printable_json
-from pipelines.command_line.terminal.setting_options import refuse_given
+from pipelines.command_line.terminal import setting_options as shared
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -17,77 +17,59 @@ if TYPE_CHECKING:
     from pipelines.generation.generation_options import GenerationOptions
     from pipelines.generation.text_to_image import RankedImage
 
+COMPLETED: dict[str, Any] = dict(rich_help_panel="A picture to complete")
+FILES: dict[str, Any] = dict(rich_help_panel="Output")
+
 
 def generate(
     context: typer.Context,
-    repository: Annotated[str, typer.Argument(metavar="ORG/RUN", help="Model Hub repository of a run, or a folder.")],
+    repository: shared.RunOrFolder,
     prompts: Annotated[
         list[str] | None, typer.Argument(metavar="PROMPT", help="What the pictures should show.")
     ] = None,
-    prompts_file: Annotated[Path | None, typer.Option("--prompts", help="File with one prompt per line.")] = None,
-    candidates: Annotated[
-        int | None, typer.Option(help="Pictures drawn for each prompt, by default 128, or texts, by default 1.")
-    ] = None,
+    prompts_file: shared.PromptsFile = None,
+    candidates: Annotated[int, typer.Option(help="Pictures drawn for each prompt.")] = 128,
     keep: Annotated[
         int | None, typer.Option(help="Pictures kept for each prompt, those that CLIP ranks first; by default up to 4.")
     ] = None,
-    top_k: Annotated[int, typer.Option(help="Sample from this many likeliest codes; 0 for all.")] = 256,
-    top_p: Annotated[float | None, typer.Option(help="Sample from codes up to this total probability.")] = None,
-    temperature: Annotated[float, typer.Option(help="Below 1: safer pictures; above 1: stranger ones.")] = 1.0,
-    guidance_scale: Annotated[
-        float, typer.Option(help="Above 1: closer to the prompt, for models trained with caption_dropout.")
-    ] = 1.0,
+    top_k: shared.TopK = 256,
+    top_p: shared.TopP = None,
+    temperature: shared.Temperature = 1.0,
+    guidance_scale: shared.GuidanceScale = 1.0,
+    seed: shared.SamplingSeed = 0,
     complete: Annotated[
-        Path | None, typer.Option(help="Picture to complete: its upper part is kept, the rest is drawn.")
+        Path | None, typer.Option(help="Picture to complete: its upper part is kept, the rest is drawn.", **COMPLETED)
     ] = None,
     rows: Annotated[
-        int | None, typer.Option(help="Rows of codes of that picture that are kept; default: half of them.")
+        int | None, typer.Option(help="Rows of codes of that picture that are kept; default: half.", **COMPLETED)
     ] = None,
-    seed: Annotated[int, typer.Option(help="The same seed draws the same pictures.")] = 0,
-    output: Annotated[Path, typer.Option(help="File for the grid of pictures.")] = Path("grid.png"),
+    output: Annotated[Path, typer.Option(help="File for the grid of pictures.", **FILES)] = Path("grid.png"),
     mosaic: Annotated[
-        bool, typer.Option("--mosaic", help="Lay many prompts out side by side, their best pictures large.")
+        bool, typer.Option("--mosaic", help="Lay many prompts out side by side, their best pictures large.", **FILES)
     ] = False,
     pictures: Annotated[
-        Path | None, typer.Option(help="Folder for the kept pictures, one file each, best first: 0000-0.png, ...")
+        Path | None, typer.Option(help="Folder for the kept pictures, best first: 0000-0.png, ...", **FILES)
     ] = None,
-    clip: Annotated[
-        str | None, typer.Option(help="open_clip folder, Hub repository or MODEL/TAG; default: the run's.")
-    ] = None,
-    codec: Annotated[str | None, typer.Option(help="VQGAN folder or repository; default: the run's.")] = None,
-    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of the checkpoint.")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    as_json: shared.PromptsAsJson = False,
+    clip: shared.Clip = None,
+    codec: shared.Codec = None,
+    revision: shared.Revision = None,
+    device: shared.Device = "auto",
     weights: Annotated[
         str, typer.Option(help="published, or int8: faster on a CPU, with slightly other pictures.")
     ] = "published",
-    batch_size: Annotated[int, typer.Option(help="Candidates drawn at once; fewer need less memory.")] = 64,
-    swarm: Annotated[
-        bool, typer.Option("--swarm", help="Have volunteers who serve the run draw; no weights are downloaded.")
-    ] = False,
-    blocks: Annotated[
-        bool, typer.Option("--blocks", help="Run the model across servers of its layers; no layers are downloaded.")
-    ] = False,
-    precision: Annotated[
-        str, typer.Option(help="With --swarm or --blocks: the servers' precision: float32, bfloat16 or int8.")
-    ] = "float32",
-    audit: Annotated[
-        bool,
-        typer.Option(
-            "--audit",
-            help="With --swarm: download the weights and check a sample; with --blocks: others compute the same.",
-        ),
-    ] = False,
-    remote_ranking: Annotated[
-        bool, typer.Option("--remote-ranking", help="With --swarm: a server ranks, too; no CLIP is downloaded.")
-    ] = False,
-    patience: Annotated[float, typer.Option(help="With --swarm or --blocks: seconds to wait for a server.")] = 60.0,
-    max_tokens: Annotated[int | None, typer.Option(help="Longest text in tokens; by default 64.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON for each prompt.")] = False,
+    batch_size: shared.BatchSize = 64,
+    swarm: shared.Swarm = False,
+    blocks: shared.Blocks = False,
+    precision: shared.ServerPrecision = "float32",
+    audit: shared.Audit = False,
+    remote_ranking: shared.RemoteRanking = False,
+    patience: shared.Patience = 60.0,
 ) -> None:
     """Draw pictures for prompts and keep those that CLIP ranks first.
 
     Everything is read from the run's repository: the newest checkpoint, the tokenizer, which codec and which CLIP. The
-    grid shows each prompt with its pictures, best first. Of a run of text-generation the texts are printed instead.
+    grid shows each prompt with its pictures, best first. Texts are continued by `dalle-collab write`.
 
     Examples:
 
@@ -99,98 +81,49 @@ def generate(
 
       dalle-collab generate my-org/birds "a robin on a branch" --complete robin.jpg --rows 12
 
-      dalle-collab generate my-org/birds "a robin on a branch" --swarm --candidates 128
-
       dalle-collab generate my-org/birds "a robin on a branch" --swarm --remote-ranking --audit
 
       dalle-collab generate my-org/birds "a robin on a branch" --blocks --candidates 8 --audit
-
-      dalle-collab generate my-org/gpt "The file is" --max-tokens 40 --swarm
     """
-    from pipelines.command_line.serving.text_writing import DEFAULT_TEXTS, DEFAULT_TOKENS, write_texts, writes_texts
-    from pipelines.generation.generation_options import GenerationOptions, require_prompts
-    from pipelines.generation.picture_grid import require_picture_path
-
-    texts = [*(prompts or ()), *_read_prompts(prompts_file)]
-    require_prompts(texts)
-    if swarm and blocks:
-        raise ValueError("--swarm has volunteers draw, and --blocks borrows their layers. Choose one of them.")
-    if audit and not (swarm or blocks):
-        raise ValueError("--audit checks what volunteers compute, and needs --swarm or --blocks.")
+    texts = shared.prompts_of(prompts, prompts_file)
+    volunteers = shared.volunteers_of(
+        context, swarm=swarm, blocks=blocks, audit=audit, precision=precision, patience=patience
+    )
     if remote_ranking and (clip is not None or not swarm):
         raise ValueError("--remote-ranking: volunteers rank with the run's CLIP. Add --swarm, and leave out --clip.")
-    if not (swarm or blocks):
-        refuse_given(context, "it is about volunteers' servers, for --swarm and --blocks", "precision", "patience")
-    if swarm:
-        refuse_given(context, "with --swarm volunteers choose how many they draw at once", "batch_size")
-    volunteers = dict(precision=precision, audits=audit, patience_seconds=patience)
-    borrowed = volunteers if blocks else None
-    if writes_texts(repository, revision):
-        about_pictures = ("keep", "guidance_scale", "complete", "rows", "output", "mosaic", "pictures", "clip", "codec")
-        why = f"it is about pictures, and {repository} writes texts"
-        refuse_given(context, why, *about_pictures, "weights", "remote_ranking")
-        write_texts(
-            repository,
-            texts,
-            candidates=DEFAULT_TEXTS if candidates is None else candidates,
-            max_tokens=DEFAULT_TOKENS if max_tokens is None else max_tokens,
-            top_k=top_k,
-            top_p=top_p,
-            temperature=temperature,
-            seed=seed,
-            batch_size=batch_size,
-            device=device,
-            revision=revision,
-            volunteers=volunteers if swarm else None,
-            across_blocks=borrowed,
-            as_json=as_json,
-        )
-        return
-    refuse_given(context, f"it is about texts, and {repository} draws pictures", "max_tokens")
-    if blocks and device not in ("auto", "cpu"):
-        raise ValueError(f"--device is {device}, but with --blocks this machine's part is computed on the CPU.")
-    require_picture_path(output)
-    num_candidates = GenerationOptions.num_candidates if candidates is None else candidates
-    options = GenerationOptions(
-        num_candidates=num_candidates,
-        keep=min(GenerationOptions.keep, num_candidates) if keep is None else keep,
-        top_k=top_k,
-        top_p=top_p,
-        temperature=temperature,
-        guidance_scale=guidance_scale,
-        seed=seed,
-        batch_size=batch_size,
-    )
     if (swarm or blocks) and weights != "published":
         raise ValueError(f"--weights is for drawing on this machine. To choose servers: --precision {weights}")
-    picture = _read_picture(complete, rows)
-    parts = dict(revision=revision, codec=codec, clip=clip)
-    origins: list[dict[int, dict[str, object]]] = [{} for _ in texts]
+    if blocks and device not in ("auto", "cpu"):
+        raise ValueError(f"--device is {device}, but with --blocks this machine's part is computed on the CPU.")
+    shared.require_product(repository, revision, "pictures")
+    from modeling_dalle_collab.sampling_dalle_collab import SamplingOptions
+    from pipelines.generation.generation_options import GenerationOptions
+    from pipelines.generation.picture_grid import require_picture_path
+
+    require_picture_path(output)
+    options = GenerationOptions(
+        num_candidates=candidates,
+        keep=min(GenerationOptions.keep, candidates) if keep is None else keep,
+        seed=seed,
+        batch_size=batch_size,
+        sampling=SamplingOptions(top_k=top_k, top_p=top_p, temperature=temperature, guidance_scale=guidance_scale),
+    )
+    asked = (repository, texts, options, _read_picture(complete, rows), rows)
+    parts = dict(device=device, revision=revision, codec=codec, clip=clip)
+    origins: Sequence[Mapping[int, Mapping[str, object]]] = [{} for _ in texts]
     if swarm:
         from pipelines.command_line.serving.swarm_drawing import draw_at_volunteers
 
-        drawn, origins = draw_at_volunteers(
-            repository,
-            texts,
-            options,
-            picture,
-            rows,
-            device=device,
-            precision=precision,
-            audits=audit,
-            patience=patience,
-            ranks_there=remote_ranking,
-            **parts,
-        )
+        drawn, origins = draw_at_volunteers(*asked, ranks_there=remote_ranking, **parts, **volunteers)
     else:
-        drawn = _draw(repository, texts, options, picture, rows, borrowed, device=device, weights=weights, **parts)
+        drawn = _draw(*asked, volunteers if blocks else None, weights=weights, **parts)
     _save_grid(texts, drawn, output, is_mosaic=mosaic)
     files = _save_pictures(drawn, pictures)
-    if as_json:
-        for prompt, ranked, saved, origin in zip(texts, drawn, files, origins, strict=True):
-            typer.echo(printable_json(_description(prompt, ranked, output, saved, origin)))
-    else:
+    if not as_json:
         typer.echo(f"{output}: {counted(sum(map(len, drawn)), 'picture')}, best first.")
+        return
+    for prompt, ranked, saved, origin in zip(texts, drawn, files, origins, strict=True):
+        typer.echo(printable_json(_description(prompt, ranked, output, saved, origin)))
 
 
 def _read_picture(path: Path | None, rows: int | None) -> "Image | None":
@@ -277,16 +210,3 @@ def _description(
         for picture, file in zip(pictures, files, strict=True)
     ]
     return {"prompt": prompt, "grid": str(output), "pictures": ranked}
-
-
-def _read_prompts(file: Path | None) -> list[str]:
-    if file is None:
-        return []
-    try:
-        lines = file.read_text(encoding="utf-8-sig").splitlines()
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{file} is not UTF-8 text ({error.reason}). Expected one prompt per line.") from error
-    prompts = [line.strip() for line in lines if line.strip()]
-    if not prompts:
-        raise ValueError(f"{file} has no prompts. Expected one prompt per line.")
-    return prompts

@@ -16,41 +16,41 @@ from pipelines.command_line.jobs.job_options import (
     hours_of,
     run_as_job,
 )
-from pipelines.command_line.terminal.setting_options import TokenHost
+from pipelines.command_line.terminal import setting_options as shared
 
 HOURS_TO_LEAVE = 0.1
 """How long before its end a Job's peer begins to leave, so that it is not cut off in a round."""
 
 
 def join(
-    repository: Annotated[str, typer.Argument(metavar="ORG/RUN", help="Model Hub repository of the run.")],
+    repository: shared.Run,
     micro_batch_size: Annotated[
         str, typer.Option(help="Samples per local step; auto finds what memory and speed allow.")
     ] = "auto",
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    device: shared.Device = "auto",
     num_devices: Annotated[str, typer.Option(help="Devices that act as one peer; auto takes all GPUs.")] = "auto",
     precision: Annotated[str, typer.Option(help="auto, fp32, bf16 or fp16.")] = "auto",
     compile_: Annotated[str, typer.Option("--compile", help="Compile the model: auto, on or off.")] = "auto",
     client_mode: Annotated[bool, typer.Option("--client-mode", help="Accept no connections (firewall).")] = False,
-    relay: Annotated[bool, typer.Option("--relay", help="Be reachable through public peers.")] = False,
-    bandwidth_limit: Annotated[float | None, typer.Option(help="Upload at most this many Mbit/s.")] = None,
-    host: Annotated[list[str] | None, typer.Option(help="Multiaddress to listen on; may be repeated.")] = None,
-    announce: Annotated[list[str] | None, typer.Option(help="Multiaddress to announce (port forwarding).")] = None,
-    identity_file: Annotated[Path | None, typer.Option(help="Key file for a stable peer ID; made if missing.")] = None,
-    send_token_to: TokenHost = None,
+    relay: shared.Relay = False,
+    bandwidth_limit: shared.BandwidthLimit = None,
+    host: shared.Host = None,
+    announce: shared.Announce = None,
+    identity_file: shared.IdentityFile = None,
+    send_token_to: shared.TokenHost = None,
     cpu_threads: Annotated[
         int | None, typer.Option(help="Threads for computing; default: OMP_NUM_THREADS, else what is fastest.")
     ] = None,
     shuffle_buffer: Annotated[int, typer.Option(help="Records in the shuffle buffer.")] = 2048,
     max_epochs: Annotated[int | None, typer.Option(help="Leave after this many epochs.")] = None,
-    max_hours: Annotated[float | None, typer.Option(help="Leave after this many hours.")] = None,
+    max_hours: shared.MaxHours = None,
     max_load: Annotated[
         float, typer.Option(help="Compute for at most this share of the time, in percent; the device rests in between.")
     ] = 100.0,
     max_gpu_memory: Annotated[
         float | None, typer.Option(help="Take at most this many GiB of each GPU; the rest is for other programs.")
     ] = None,
-    startup_timeout: Annotated[float, typer.Option(help="Seconds for the libp2p daemon to start.")] = 90.0,
+    startup_timeout: shared.StartupTimeout = 90.0,
     events: Annotated[
         Path | None, typer.Option(help="Append a JSON line per epoch and per event (such as joining) to this file.")
     ] = None,

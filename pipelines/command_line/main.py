@@ -6,7 +6,7 @@ import typer
 
 from hub_tools.endpoint import prepare_hub_client
 from hub_tools.one_line_errors import run_command_line
-from pipelines.command_line import chaos, clip, codec, demo, doctor, evaluate, generate, join, serve
+from pipelines.command_line import chaos, clip, codec, demo, doctor, evaluate, generate, join, serve, write
 from pipelines.command_line.data import commands as data
 from pipelines.command_line.model import commands as model
 from pipelines.command_line.run import commands as run
@@ -29,6 +29,7 @@ app.command("join")(join.join)
 app.command("serve")(serve.serve)
 app.command("doctor")(doctor.doctor)
 app.command("generate")(generate.generate)
+app.command("write")(write.write)
 app.command("evaluate")(evaluate.evaluate)
 app.command("chaos")(chaos.chaos)
 app.add_typer(demo.app, name="demo", help="Run the whole system, small, on this machine.")

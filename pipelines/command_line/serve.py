@@ -5,11 +5,11 @@ from typing import Annotated, Any
 
 import typer
 
-from pipelines.command_line.terminal.setting_options import TokenHost
+from pipelines.command_line.terminal import setting_options as shared
 
 
 def serve(
-    repository: Annotated[str, typer.Argument(metavar="ORG/RUN", help="Model Hub repository of the run.")],
+    repository: shared.Run,
     precision: Annotated[
         str, typer.Option(help="float32, bfloat16, or int8 (CPU, pictures); only float32 servers draw the same codes.")
     ] = "float32",
@@ -30,20 +30,20 @@ def serve(
     name: Annotated[
         str | None, typer.Option(help="Name that clients see, in an open run; default: your Hub user name.")
     ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
-    relay: Annotated[bool, typer.Option("--relay", help="Be reachable through public peers.")] = False,
-    bandwidth_limit: Annotated[float | None, typer.Option(help="Upload at most this many Mbit/s.")] = None,
-    host: Annotated[list[str] | None, typer.Option(help="Multiaddress to listen on; may be repeated.")] = None,
-    announce: Annotated[list[str] | None, typer.Option(help="Multiaddress to announce (port forwarding).")] = None,
-    identity_file: Annotated[Path | None, typer.Option(help="Key file for a stable peer ID; made if missing.")] = None,
-    send_token_to: TokenHost = None,
+    device: shared.Device = "auto",
+    relay: shared.Relay = False,
+    bandwidth_limit: shared.BandwidthLimit = None,
+    host: shared.Host = None,
+    announce: shared.Announce = None,
+    identity_file: shared.IdentityFile = None,
+    send_token_to: shared.TokenHost = None,
     cpu_threads: Annotated[int | None, typer.Option(help="Threads for computing; default: all cores.")] = None,
-    max_hours: Annotated[float | None, typer.Option(help="Leave after this many hours.")] = None,
+    max_hours: shared.MaxHours = None,
     checkpoint_seconds: Annotated[float, typer.Option(help="Seconds between checks for a newer checkpoint.")] = 60.0,
     http: Annotated[
         int | None, typer.Option(help="Also draw for programs on this machine, over HTTP on this port; 0: any.")
     ] = None,
-    startup_timeout: Annotated[float, typer.Option(help="Seconds for the libp2p daemon to start.")] = 90.0,
+    startup_timeout: shared.StartupTimeout = 90.0,
     events: Annotated[Path | None, typer.Option(help="Append a JSON line per event to this file.")] = None,
 ) -> None:
     """Draw pictures or write texts for others with a run's newest checkpoint, or serve some of its layers.

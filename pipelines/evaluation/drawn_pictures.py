@@ -6,7 +6,7 @@ Axis names: `prompt`, `drawing` (repetition of all prompts with other random num
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -38,15 +38,17 @@ def draw(
     and options, is not drawn again. The pictures of a prompt depend on the seed and its place, and on `batch_size`
     only where rounding decides between two codes.
     """
-    facts = dict(asdict(options), weights=weights, batch_size=None)
-    drawn = []
+    facts = dict(options.facts(), weights=weights, batch_size=None)
+    drawn, sampling = [], replace(options.sampling, window=1)
     for start in range(0, len(prompts), PROMPTS_PER_CHUNK):
         chunk = list(prompts[start : start + PROMPTS_PER_CHUNK])
         name = hashlib.sha256(json.dumps([facts, start, chunk], sort_keys=True).encode()).hexdigest()[:32]
         path = folder / f"{name}.safetensors"
         codes = _read(path)
         if codes is None:
-            codes = sample_candidates(parts, chunk, replace(options, seed=options.seed + start, window=1)).cpu()
+            codes = sample_candidates(
+                parts, chunk, replace(options, seed=options.seed + start, sampling=sampling)
+            ).cpu()
             folder.mkdir(parents=True, exist_ok=True)
             with written_whole(path) as temporary:
                 save_file({"image_codes": codes.to(torch.int32).contiguous()}, temporary)

@@ -18,13 +18,13 @@ from hub_tools.printing.marked_up import escaped
 from pipelines.evaluation.comparison import Difference
 from pipelines.evaluation.figures import CONFIDENCE
 from pipelines.evaluation.measurement import Measurement
+from pipelines.generation.generation_options import SAMPLER
 from pipelines.image_codes.thumbnails import enlarged, to_picture
 
 FORMAT_VERSION = 1
 REPORT_FILE, COMPARISON_FILE, PAGE_FILE = "evaluation.json", "comparison.json", "comparison.html"
 MADE_WITH = ("dalle-collab", "torch", "torch-fidelity", "open_clip_torch", "transformers", "numpy")
 MOST_PICTURES = 48
-SAMPLER = ("top_k", "top_p", "temperature", "guidance_scale")
 
 PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">

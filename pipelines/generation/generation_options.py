@@ -1,10 +1,12 @@
-"""How pictures are drawn for prompts. Light: no torch, so that mistakes show at once."""
+"""How pictures are drawn for prompts."""
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from hub_tools.counted import counted
+from modeling_dalle_collab.sampling_dalle_collab import SamplingOptions
+
+SAMPLER = ("top_k", "top_p", "temperature", "guidance_scale")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,20 +17,12 @@ class GenerationOptions:
     """Pictures drawn for each prompt; CLIP finds better ones among more."""
     keep: int = 4
     """Pictures kept for each prompt."""
-    top_k: int | None = 256
-    """Sample from this many likeliest codes; None or 0 for all."""
-    top_p: float | None = None
-    """Sample from the likeliest codes that together reach this probability; None for all."""
-    temperature: float = 1.0
-    """Lower for safer pictures, higher for stranger ones."""
-    guidance_scale: float = 1.0
-    """Above 1, pictures keep closer to the prompt and vary less; only for models trained with `caption_dropout`."""
+    sampling: SamplingOptions = field(default_factory=SamplingOptions)
+    """How freely each image code is chosen."""
     seed: int = 0
     """The same seed draws the same pictures."""
     batch_size: int = 64
     """Candidates drawn at once. Decrease if memory runs out; the pictures stay the same."""
-    window: int | None = None
-    """Codes that a pass works on; 1: no guesses, which is slower; None: what is fastest on this machine."""
 
     def __post_init__(self) -> None:
         if self.num_candidates < 1:
@@ -40,14 +34,16 @@ class GenerationOptions:
             )
         if self.batch_size < 1:
             raise ValueError(f"batch_size is {self.batch_size}: expected at least 1.")
-        if self.top_k is not None and self.top_k < 0:
-            raise ValueError(f"top_k is {self.top_k}: expected a count of codes, or 0 for all.")
-        if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p is {self.top_p}: expected a probability above 0 and at most 1.")
-        if not self.temperature >= 0:
-            raise ValueError(f"temperature is {self.temperature}: expected 0 or more.")
-        if not math.isfinite(self.guidance_scale):
-            raise ValueError(f"guidance_scale is {self.guidance_scale}: expected a finite number, 1 for no guidance.")
+
+    @property
+    def chosen(self) -> dict[str, float | None]:
+        """The sampling options that a picture is asked for with, by name; the rest is only about speed."""
+        return {name: getattr(self.sampling, name) for name in SAMPLER}
+
+    def facts(self) -> dict[str, float | None]:
+        """Return all options by name, as reports show them."""
+        own = {name: value for name, value in vars(self).items() if name != "sampling"}
+        return own | self.chosen | {"window": self.sampling.window}
 
 
 def require_prompts(prompts: Sequence[str]) -> None:

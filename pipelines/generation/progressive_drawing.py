@@ -133,10 +133,7 @@ def _draw_batches(
             first_candidate=first,
             seed=options.seed,
             image_prompt=None if image_prompt is None else image_prompt[None],
-            top_k=options.top_k,
-            top_p=options.top_p,
-            temperature=options.temperature,
-            guidance_scale=options.guidance_scale,
+            **vars(options.sampling),
         )
         for codes in stream:  # (1, candidate, number)
             yield Preview(

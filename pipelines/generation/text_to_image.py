@@ -11,6 +11,7 @@ import torch
 import torchvision.transforms.functional as vision
 from PIL import Image, ImageOps
 
+from modeling_dalle_collab.sampling_dalle_collab import SamplingOptions
 from pipelines.clip.clip_reranking import ClipReranker, highest
 from pipelines.generation.drawing_threads import measured_threads
 from pipelines.generation.generation_options import GenerationOptions, require_prompts
@@ -47,9 +48,8 @@ def generate_images(
     on_progress: OnProgress | None = None,
 ) -> list[RankedImage]:
     """Draw candidates for a prompt and return the `keep` that CLIP ranks first, best first."""
-    options = GenerationOptions(
-        num_candidates=num_candidates, keep=keep, top_k=top_k, top_p=top_p, temperature=temperature, seed=seed
-    )
+    sampling = SamplingOptions(top_k=top_k, top_p=top_p, temperature=temperature)
+    options = GenerationOptions(num_candidates=num_candidates, keep=keep, seed=seed, sampling=sampling)
     return generate_images_for_prompts(bundle, [prompt], options, on_progress=on_progress)[0]
 
 
@@ -109,15 +109,11 @@ def sample_candidates(
         return bundle.model.generate_image_codes(
             bundle.processor(text=list(prompts))["input_ids"].to(bundle.model.device),
             num_candidates=options.num_candidates,
-            top_k=options.top_k,
-            top_p=options.top_p,
-            temperature=options.temperature,
-            guidance_scale=options.guidance_scale,
             seed=options.seed,
             image_prompt=None if image_prompt is None else image_prompt.expand(len(prompts), -1),
             candidate_batch_size=options.batch_size,
-            window=options.window,
             on_progress=report,
+            **vars(options.sampling),
         )
 
 

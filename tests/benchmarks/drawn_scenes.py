@@ -23,6 +23,7 @@ from huggingface_hub import snapshot_download
 from measurement import Row, write_results
 
 from hub_tools.local_hub.local_hub_process import LocalHub
+from modeling_dalle_collab.sampling_dalle_collab import SamplingOptions
 from pipelines.demo.scenes.caption_judge import SceneScore, held_out_scene_captions, score_drawings
 from pipelines.demo.shipped_models import PRETRAINED_CLIP, PRETRAINED_CODEC
 from pipelines.generation.generation_options import GenerationOptions
@@ -37,7 +38,9 @@ WAYS = {"plain": ("published", 1), "guessed codes": ("published", 8), "int8 weig
 
 def drawn(bundle: TextToImage, captions: Sequence[str], window: int) -> tuple[torch.Tensor, list[SceneScore]]:
     """Return all candidates' codes, (caption, candidate, image), and the scores of CLIP's choices and of the first."""
-    options = GenerationOptions(num_candidates=16, keep=1, top_k=64, temperature=0.7, batch_size=256, window=window)
+    options = GenerationOptions(
+        num_candidates=16, keep=1, batch_size=256, sampling=SamplingOptions(top_k=64, temperature=0.7, window=window)
+    )
     codes = sample_candidates(bundle, captions, options)
     best, first = [], []
     for caption, candidates in zip(captions, codes, strict=True):

@@ -1,6 +1,7 @@
 """`dalle-collab generate` on a real, tiny run: the grid, the JSON, and one line for every mistake."""
 
 import json
+import re
 import shutil
 
 import numpy as np
@@ -14,6 +15,7 @@ from typer.testing import CliRunner
 
 from modeling_dalle_collab import DalleCollabConfig, DalleCollabForConditionalGeneration, DalleCollabProcessor
 from pipelines.command_line.generate import generate
+from pipelines.command_line.main import app as all_commands
 from pipelines.image_codes.vqgan_codec import VQGANCodec
 
 FEW = ["--candidates", "4", "--keep", "2", "--device", "cpu"]
@@ -152,6 +154,20 @@ def test_mistakes_are_explained(arguments, message, run_folder, tmp_path):
     with pytest.raises((ValueError, OSError), match=message):
         raise result.exception
     assert not (tmp_path / "grid.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("command", "architecture", "message"),
+    [
+        ("generate", "GPT2LMHeadModel", r"writes texts. To have it do so: dalle-collab write"),
+        ("generate", "LlamaForCausalLM", r"writes texts. To have it do so: dalle-collab write"),
+        ("write", "DalleCollabForConditionalGeneration", r"draws pictures. To have it do so: dalle-collab generate"),
+    ],
+)
+def test_a_model_of_the_other_kind_is_refused_with_its_command(command, architecture, message, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": [architecture]}))
+    result = CliRunner().invoke(all_commands, [command, str(tmp_path), "a star"])
+    assert isinstance(result.exception, ValueError) and re.search(message, str(result.exception)), result.output
 
 
 def test_help_shows_examples():

@@ -16,6 +16,7 @@ from drawn_runs import drawn_run
 from PIL import Image
 from space_process import started_space
 
+from modeling_dalle_collab.sampling_dalle_collab import SamplingOptions
 from pipelines.generation.generation_options import GenerationOptions
 from pipelines.generation.image_generation import load_text_to_image
 from pipelines.generation.text_to_image import generate_images_for_prompts
@@ -62,7 +63,9 @@ def expected(run):
     bundle = load_text_to_image(folder / "run", codec=folder / "codec", clip=folder / "clip")
 
     def draw(candidates, keep, seed=0):
-        options = GenerationOptions(num_candidates=candidates, keep=keep, top_k=8, top_p=1.0, seed=seed)
+        options = GenerationOptions(
+            num_candidates=candidates, keep=keep, seed=seed, sampling=SamplingOptions(top_k=8, top_p=1.0)
+        )
         (ranked,) = generate_images_for_prompts(bundle, ["a red star"], options)
         return [picture.image.tobytes() for picture in ranked]
 

@@ -5,16 +5,17 @@ from typing import Annotated
 
 import typer
 
-from pipelines.command_line.terminal.setting_options import TokenHost, refuse_given
+from pipelines.command_line.terminal import setting_options as shared
+from pipelines.command_line.terminal.setting_options import refuse_given
 
 
 def assist(
     context: typer.Context,
-    repository: Annotated[str, typer.Argument(metavar="ORG/RUN", help="Model Hub repository of the run.")],
-    host: Annotated[list[str] | None, typer.Option(help="Multiaddress to listen on; may be repeated.")] = None,
-    announce: Annotated[list[str] | None, typer.Option(help="Multiaddress to announce (port forwarding).")] = None,
-    identity_file: Annotated[Path | None, typer.Option(help="Key file for a stable peer ID; made if missing.")] = None,
-    send_token_to: TokenHost = None,
+    repository: shared.Run,
+    host: shared.Host = None,
+    announce: shared.Announce = None,
+    identity_file: shared.IdentityFile = None,
+    send_token_to: shared.TokenHost = None,
     state_folder: Annotated[
         Path | None, typer.Option(help="Signing key, queued checkpoints, metrics; default: next to the Hub's cache.")
     ] = None,
@@ -47,7 +48,7 @@ def assist(
         typer.Option(help="With --stay, once the run is over: audit servers with prompts of this file, credit them."),
     ] = None,
     audit_minutes: Annotated[float, typer.Option(help="Minutes between two audits of servers.")] = 60.0,
-    startup_timeout: Annotated[float, typer.Option(help="Seconds for the libp2p daemon to start.")] = 90.0,
+    startup_timeout: shared.StartupTimeout = 90.0,
     events: Annotated[
         Path | None, typer.Option(help="Append one JSON line per poll of the swarm to this file.")
     ] = None,

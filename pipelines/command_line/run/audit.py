@@ -6,10 +6,11 @@ from typing import Annotated
 import typer
 
 from hub_tools.counted import counted
+from pipelines.command_line.terminal.setting_options import Run
 
 
 def audit(
-    repository: Annotated[str, typer.Argument(metavar="ORG/RUN", help="Model Hub repository of the run.")],
+    repository: Run,
     prompts: Annotated[Path, typer.Option(help="Text file with one prompt per line; one is chosen at random.")],
     candidates: Annotated[int, typer.Option(min=1, max=4096, help="Pictures to have drawn and checked.")] = 32,
     precision: Annotated[str, typer.Option(help="Audit servers of this precision.")] = "float32",

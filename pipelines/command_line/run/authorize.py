@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pipelines.command_line.terminal.setting_options import refuse_given
+from pipelines.command_line.terminal.setting_options import Run, refuse_given
 
 if TYPE_CHECKING:
     from pipelines.admission.service import ServiceOptions
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 def authorize(
     context: typer.Context,
-    repository: Annotated[str, typer.Argument(metavar="ORG/RUN", help="Model Hub repository of the run.")],
+    repository: Run,
     public_address: Annotated[
         str | None, typer.Option(help="https:// address at which peers reach it; default: --host and --port.")
     ] = None,

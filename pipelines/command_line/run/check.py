@@ -4,9 +4,11 @@ from typing import Annotated
 
 import typer
 
+from pipelines.command_line.terminal.setting_options import Run
+
 
 def check(
-    repository: Annotated[str, typer.Argument(metavar="ORG/RUN", help="Model Hub repository of the run.")],
+    repository: Run,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with code 4 on warnings.")] = False,
 ) -> None:

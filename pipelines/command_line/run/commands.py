@@ -17,11 +17,11 @@ from pipelines.command_line.run import recompute as run_recompute
 from pipelines.command_line.run import report as run_report
 from pipelines.command_line.run import rollback as run_rollback
 from pipelines.command_line.run import settings as run_settings
-from pipelines.command_line.terminal.setting_options import parse_settings
+from pipelines.command_line.terminal.setting_options import Run, parse_settings
 
 app = typer.Typer(no_args_is_help=True)
 
-Repository = Annotated[str, typer.Argument(metavar="ORG/RUN", help="Model Hub repository of the run.")]
+Repository = Run
 
 
 def create(

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from hub_tools.counted import counted
+from pipelines.command_line.terminal.setting_options import Clip, Codec, Device
 
 
 def index(
@@ -15,11 +16,9 @@ def index(
         str | None, typer.Option(help="Folder of shards or dataset ORG/NAME; default: the run's dataset.")
     ] = None,
     every: Annotated[int, typer.Option(help="Index one record in this many; about 5 kB each for ViT-B/32.")] = 1,
-    codec: Annotated[str | None, typer.Option(help="VQGAN folder or repository; default: the run's.")] = None,
-    clip: Annotated[
-        str | None, typer.Option(help="open_clip folder, Hub repository or MODEL/TAG; default: the run's.")
-    ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    codec: Codec = None,
+    clip: Clip = None,
+    device: Device = "auto",
     batch_size: Annotated[int, typer.Option(help="Pictures decoded at once; fewer need less memory.")] = 64,
     publish: Annotated[
         str | None, typer.Option(metavar="ORG/NAME", help="Publish the index as this dataset repository.")

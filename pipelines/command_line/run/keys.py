@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pipelines.command_line.terminal.setting_options import Run
+
 if TYPE_CHECKING:
     from pipelines.training.repository.key_list import KeyList
     from pipelines.training.repository.organiser import Organiser
@@ -13,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def keys(
-    repository: Annotated[str, typer.Argument(metavar="ORG/RUN", help="Model Hub repository of the run.")],
+    repository: Run,
     add: Annotated[str | None, typer.Option(metavar="KEY", help="List this key, ed25519:...")] = None,
     role: Annotated[
         list[str] | None, typer.Option(help="publisher or anchor, for --add; may be repeated; default: both.")

@@ -1,12 +1,12 @@
 """`dalle-collab run ledger`: what was trained on, and whether every record counted once."""
 
-from typing import Annotated
-
 import typer
+
+from pipelines.command_line.terminal.setting_options import Run
 
 
 def ledger(
-    repository: Annotated[str, typer.Argument(metavar="ORG/RUN", help="Model Hub repository of the run.")],
+    repository: Run,
 ) -> None:
     """Check a run's published ledger: how many records of each pass were trained on, and that none counted twice.
 

@@ -4,9 +4,11 @@ from typing import Annotated
 
 import typer
 
+from pipelines.command_line.terminal.setting_options import Run
+
 
 def recompute(
-    repository: Annotated[str, typer.Argument(metavar="ORG/RUN", help="Model Hub repository of the run.")],
+    repository: Run,
     epoch: Annotated[
         int | None, typer.Option(help="Parameters of this epoch's checkpoint; default: all epochs that have one.")
     ] = None,

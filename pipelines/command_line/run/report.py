@@ -6,10 +6,11 @@ from typing import Annotated
 import typer
 
 from hub_tools.printing.consoles import open_console
+from pipelines.command_line.terminal.setting_options import Run
 
 
 def report(
-    repository: Annotated[str, typer.Argument(metavar="ORG/RUN", help="Model Hub repository of the run.")],
+    repository: Run,
     output: Annotated[Path, typer.Option(help="Markdown file to write; the loss curve is saved next to it.")],
 ) -> None:
     """Write a run's report: all settings, progress, contributors' hours, data, checkpoints, traffic in bytes.

@@ -7,10 +7,11 @@ import typer
 
 from hub_tools.counted import counted
 from hub_tools.printing.consoles import open_console
+from pipelines.command_line.terminal.setting_options import Run
 
 
 def rollback(
-    repository: Annotated[str, typer.Argument(metavar="ORG/RUN", help="Model Hub repository of the run.")],
+    repository: Run,
     epoch: Annotated[int, typer.Argument(min=1, help="Published epoch to go back to.")],
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the checkpoint, show what would change.")] = False,

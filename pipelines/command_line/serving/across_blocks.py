@@ -68,7 +68,6 @@ def look_at_pictures(
     """Have the kept pictures of each prompt computed again; `given`, (given,) int64, are codes that all begin with."""
     import torch
 
-    from pipelines.serving.draw.asking_run import sampling_of
     from pipelines.serving.draw.media.pictures import PICTURES
     from pipelines.serving.draw.requests import Wish
 
@@ -80,7 +79,7 @@ def look_at_pictures(
             input_ids=PICTURES.ids_of(bundle.processor, prompt),
             prompt=index,
             seed=options.seed,
-            options=sampling_of(options),
+            options=options.sampling,
             image_prompt=None if given is None else given[None],
         )
         recheck.look_at(wish, [one.candidate_index for one in kept], torch.stack([one.image_codes for one in kept]))

@@ -44,7 +44,7 @@ def run_drawing_server(
                 console.print(
                     f"Serving epoch {current.epoch} of {repository} in {chosen.precision} at {peer.rate:.0f} "
                     f"{peer.medium.unit} a second as {peer.username}. Others get {peer.medium.product}s with: "
-                    f'dalle-collab generate {repository} "..." --swarm{" --remote-ranking" * chosen.ranks}',
+                    f'dalle-collab {"write" if peer.medium.product == "text" else "generate"} {repository} "..." --swarm{" --remote-ranking" * chosen.ranks}',
                     soft_wrap=True,
                     highlight=False,
                 )

@@ -1,7 +1,7 @@
 """Drawing at volunteers' servers on the terminal."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from rich.console import Console
@@ -28,17 +28,16 @@ def draw_at_volunteers(
     rows: int | None,
     *,
     device: str,
-    precision: str,
-    audits: bool,
-    patience: float,
-    ranks_there: bool = False,
-    revision: str | None = None,
-    codec: str | None = None,
-    clip: str | None = None,
+    ranks_there: bool,
+    revision: str | None,
+    codec: str | None,
+    clip: str | None,
+    **volunteers: Any,
 ) -> "tuple[list[list[RankedImage]], list[dict[int, dict[str, object]]]]":
     """Have the candidates drawn by servers of the run's swarm, and decode them here.
 
-    They are ranked here, or by a server if `ranks_there`; here too if no server is left that does it.
+    They are ranked here, or by a server if `ranks_there`; here too if no server is left that does it. `volunteers` are
+    arguments of `open_studio` besides.
 
     Returns the ranked pictures of each prompt, and of each who has drawn which candidate.
 
@@ -47,38 +46,29 @@ def draw_at_volunteers(
     console = become_worker()
     from pipelines.generation.image_generation import load_codec
     from pipelines.generation.text_to_image import encode_upper_part
-    from pipelines.serving.draw.asking_run import open_studio, sampling_of
+    from pipelines.serving.draw.asking_run import open_studio
     from pipelines.serving.draw.who_drew import origin_of
     from pipelines.stage_progress import stage_progress
     from pipelines.torch_devices import torch_device
 
     where = torch_device(device)
-    sampling = sampling_of(options)
     with (
         console.status(f"Reading {repository}") as status,
         open_studio(
             repository,
             revision=revision,
-            precision=precision,
-            audits=audits,
-            patience_seconds=patience,
             device=where,
             hear=lambda event, **_values: status.update(f"{event.capitalize()} {repository}"),
+            **volunteers,
         ) as studio,
     ):
         status.update("Loading what ranks")
         ranker = _Ranker(studio, repository, load_codec(studio.processor, repository, codec, where), clip, ranks_there)
         given = None if picture is None else encode_upper_part(ranker.codec, picture, rows)[None].cpu()
         status.stop()
-        drawn = []
+        wished = dict(seed=options.seed, options=options.sampling, image_prompt=given)
         with stage_progress(console) as on_progress:
-            for index, prompt in enumerate(prompts):
-                wish = studio.wish(prompt, prompt=index, seed=options.seed, options=sampling, image_prompt=given)
-
-                def report(done: int, total: int, before: int = index) -> None:
-                    on_progress("drawing", before * total + done, len(prompts) * total, "image codes")
-
-                drawn.append(studio.draw(wish, range(options.num_candidates), on_progress=report))
+            drawn = draw_all(studio, prompts, options.num_candidates, "drawing", on_progress, **wished)
             ranked = [
                 ranker.rank(
                     prompt,
@@ -93,6 +83,23 @@ def draw_at_volunteers(
         for line in ranker.remarks:
             console.print(line, soft_wrap=True, highlight=False, markup=False)
     return ranked, [{one.number: origin_of(one) for one in drawing.candidates} for drawing in drawn]
+
+
+def draw_all(
+    studio: "SwarmStudio", prompts: list[str], candidates: int, stage: str, on_progress: "OnProgress", **wished: Any
+) -> "list[Drawn]":
+    """Have the candidates of all prompts drawn or written; `wished` are fields of `Wish`."""
+    from pipelines.serving.draw.media.choice import medium_of
+
+    drawn, unit = [], medium_of(studio.config).unit
+    for index, prompt in enumerate(prompts):
+
+        def report(done: int, total: int, before: int = index) -> None:
+            on_progress(stage, before * total + done, len(prompts) * total, unit)
+
+        wish = studio.wish(prompt, prompt=index, **wished)
+        drawn.append(studio.draw(wish, range(candidates), on_progress=report))
+    return drawn
 
 
 class _Ranker:

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from hub_tools.foreign.json_texts import read_json
 from hub_tools.printing.printable import printable_json
 from pipelines.command_line.terminal.worker import become_worker
 
@@ -18,32 +17,13 @@ if TYPE_CHECKING:
     Written = list[tuple[Tensor, dict[int, dict[str, object]]]]
     """For each prompt (candidate, place) tokens, and what is known of who has written which candidate."""
 
-CAUSAL_CLASSES = ("ForCausalLM", "LMHeadModel")
-DEFAULT_TEXTS, DEFAULT_TOKENS = 1, 64
-
-
-def writes_texts(repository: str, revision: str | None) -> bool:
-    """Whether a repository or folder has a causal language model; False, too, where that cannot be read."""
-    import httpx2
-
-    from hub_tools.foreign.downloads import fetch_file
-    from hub_tools.places import local_folder
-
-    try:
-        folder = local_folder(repository, revision=revision, expected="a folder or a Hub repository ORG/RUN")
-        file = folder / "config.json" if folder else fetch_file(repository, "config.json", revision=revision)
-        classes = read_json(file).get("architectures") or ()
-    except (OSError, ValueError, AttributeError, httpx2.HTTPError):
-        return False
-    return any(str(name).endswith(CAUSAL_CLASSES) for name in classes)
-
 
 def write_texts(
     repository: str,
     prompts: list[str],
     *,
+    options: "SamplingOptions",
     candidates: int,
-    max_tokens: int,
     seed: int,
     batch_size: int,
     device: str,
@@ -51,19 +31,12 @@ def write_texts(
     volunteers: Mapping[str, Any] | None,
     across_blocks: Mapping[str, Any] | None,
     as_json: bool,
-    **sampling: Any,
 ) -> None:
     """Print the texts behind each prompt.
 
     `volunteers` are arguments of `open_studio` besides, `across_blocks` of `model_across_blocks`; with neither the
     texts are written here.
     """
-    from modeling_dalle_collab.sampling_dalle_collab import SamplingOptions
-
-    for name, value in (("--candidates", candidates), ("--batch-size", batch_size), ("--max-tokens", max_tokens)):
-        if value < 1:
-            raise ValueError(f"{name} is {value}; expected at least 1.")
-    options = SamplingOptions(num_image_codes=max_tokens, **sampling)
     wished = (repository, prompts, options, candidates, seed, revision, device)
     if volunteers is not None:
         tokenizer, config, written = _write_at_volunteers(*wished, **volunteers)
@@ -146,7 +119,7 @@ def _write_at_volunteers(
     console = become_worker()
     import torch
 
-    from pipelines.command_line.serving.swarm_drawing import say_what_came
+    from pipelines.command_line.serving.swarm_drawing import draw_all, say_what_came
     from pipelines.serving.draw.asking_run import open_studio
     from pipelines.serving.draw.who_drew import origin_of
     from pipelines.stage_progress import stage_progress
@@ -163,15 +136,8 @@ def _write_at_volunteers(
         ) as studio,
     ):
         status.stop()
-        drawn = []
         with stage_progress(console) as on_progress:
-            for index, prompt in enumerate(prompts):
-                wish = studio.wish(prompt, prompt=index, seed=seed, options=options)
-
-                def report(done: int, total: int, before: int = index) -> None:
-                    on_progress("writing", before * total + done, len(prompts) * total, "tokens")
-
-                drawn.append(studio.draw(wish, range(candidates), on_progress=report))
+            drawn = draw_all(studio, prompts, candidates, "writing", on_progress, seed=seed, options=options)
         say_what_came(console, drawn, is_audited=studio.is_audited)
         written = [
             (

@@ -138,7 +138,7 @@ def _keep_entry(
         with kept_entry(repository, key=key, network=network, hear=hear, takes_signals=True) as entry:
             console.print(
                 f"{repository} is over; this is its entry for servers (dalle-collab serve {repository}) and their "
-                f"clients (dalle-collab generate {repository} ... --swarm): {', '.join(entry.addresses)}",
+                f"clients (dalle-collab generate, or write for texts, with --swarm): {', '.join(entry.addresses)}",
                 soft_wrap=True,
                 highlight=False,
             )

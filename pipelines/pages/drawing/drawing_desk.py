@@ -256,6 +256,6 @@ def _timed(drawing: Drawing, options: GenerationOptions) -> TimedDrawing:
     return TimedDrawing(
         seconds=drawing.seconds,
         num_candidates=options.num_candidates,
-        is_guided=options.guidance_scale != 1,
+        is_guided=options.sampling.guidance_scale != 1,
         share_drawn=drawing.share_drawn,
     )

@@ -1,4 +1,4 @@
-"""A visitor's request, as values from a page or a program and as the query of a link. Light: no torch."""
+"""A visitor's request, as values from a page or a program and as the query of a link."""
 
 import math
 import re
@@ -8,6 +8,7 @@ from typing import Self
 from urllib.parse import urlencode
 
 from hub_tools.checks import is_number
+from modeling_dalle_collab.sampling_dalle_collab import SamplingOptions
 from pipelines.generation.generation_options import GenerationOptions, require_prompts
 
 NEWEST = "newest"
@@ -61,11 +62,10 @@ class DrawingRequest:
         return GenerationOptions(
             num_candidates=self.candidates,
             keep=self.keep,
-            top_k=self.top_k,
-            top_p=self.top_p,
-            temperature=self.temperature,
-            guidance_scale=self.guidance,
             seed=self.seed,
+            sampling=SamplingOptions(
+                top_k=self.top_k, top_p=self.top_p, temperature=self.temperature, guidance_scale=self.guidance
+            ),
         )
 
     def to_query(self) -> str:

@@ -15,8 +15,6 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from hub_tools.printing.printable import printable
 from hub_tools.run_files import MODEL_FILES
-from modeling_dalle_collab.sampling_dalle_collab import SamplingOptions
-from pipelines.generation.generation_options import GenerationOptions
 from pipelines.generation.image_generation import clip_name
 from pipelines.serving.avoided import AvoidedServers
 from pipelines.serving.draw.audits import SHARE_AUDITED, AuditBook, Complaint, Honesty
@@ -232,16 +230,6 @@ def shown_name(text: str) -> str:
     """Return a stranger's name as it may be shown: in one line, without marks that turn or hide text, and short."""
     shown = " ".join(printable(text).split())
     return shown if len(shown) <= MOST_NAME_CHARACTERS else shown[: MOST_NAME_CHARACTERS - 1] + "…"
-
-
-def sampling_of(options: GenerationOptions) -> SamplingOptions:
-    """Return what of a drawing's options goes into a wish."""
-    return SamplingOptions(
-        top_k=options.top_k,
-        top_p=options.top_p,
-        temperature=options.temperature,
-        guidance_scale=options.guidance_scale,
-    )
 
 
 def drawn_here(model: PreTrainedModel, wish: Wish, candidates: range, *, reads_once: bool = True) -> Tensor:

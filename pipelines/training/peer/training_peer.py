@@ -388,5 +388,6 @@ def finished_message(run: TrainingRun) -> str:
     """Return the error that a run is over, with what to do next."""
     return (
         f"Training run {run.run_id} is finished: it has reached its last epoch, {run.num_epochs}. Draw pictures with: "
-        "dalle-collab generate ORG/RUN 'a caption'; or create a new run with: dalle-collab run create"
+        "dalle-collab generate ORG/RUN 'a caption', or continue texts: dalle-collab write ORG/RUN 'a beginning'; "
+        "or create a new run with: dalle-collab run create"
     )

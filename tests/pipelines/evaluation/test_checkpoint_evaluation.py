@@ -8,6 +8,7 @@ import math
 import pytest
 import torch
 
+from modeling_dalle_collab.sampling_dalle_collab import SamplingOptions
 from pipelines.evaluation.checkpoint_evaluation import evaluate_checkpoint
 from pipelines.evaluation.comparison import compare
 from pipelines.evaluation.drawn_pictures import PROMPTS_PER_CHUNK
@@ -17,7 +18,7 @@ from pipelines.generation.generation_options import GenerationOptions
 from pipelines.training.run.held_out_loss import weights_digest
 
 pytestmark = pytest.mark.slow
-OPTIONS = GenerationOptions(num_candidates=3, keep=1, top_k=None, batch_size=32)
+OPTIONS = GenerationOptions(num_candidates=3, keep=1, batch_size=32, sampling=SamplingOptions(top_k=None))
 
 
 def silent(*_):

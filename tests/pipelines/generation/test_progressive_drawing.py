@@ -8,6 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
+from modeling_dalle_collab.sampling_dalle_collab import SamplingOptions
 from pipelines.generation.generation_options import GenerationOptions
 from pipelines.generation.image_generation import load_text_to_image
 from pipelines.generation.progressive_drawing import Drawing, Preview, draw_progressively
@@ -15,7 +16,7 @@ from pipelines.generation.text_to_image import encode_upper_part, generate_image
 from pipelines.pages.drawing.drawing_desk import DrawingDesk
 from pipelines.pages.drawing.published_checkpoints import PublishedCheckpoints
 
-OPTIONS = GenerationOptions(num_candidates=6, keep=3, top_k=8, seed=5, batch_size=4)
+OPTIONS = GenerationOptions(num_candidates=6, keep=3, seed=5, batch_size=4, sampling=SamplingOptions(top_k=8))
 
 
 @pytest.fixture(scope="module")

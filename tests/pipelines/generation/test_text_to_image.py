@@ -9,13 +9,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from modeling_dalle_collab.sampling_dalle_collab import SamplingOptions
 from pipelines.clip.clip_reranking import ClipReranker
 from pipelines.generation.generation_options import GenerationOptions
 from pipelines.generation.image_generation import NoCheckpointError, load_text_to_image
 from pipelines.generation.text_to_image import generate_images, generate_images_for_prompts
 from pipelines.image_codes.vqgan_codec import VQGANCodec
 
-FEW = GenerationOptions(num_candidates=6, keep=3, top_k=8, seed=5)
+FEW = GenerationOptions(num_candidates=6, keep=3, seed=5, sampling=SamplingOptions(top_k=8))
 PROMPTS = ["a red star", "a green circle on the left", "a red star"]
 
 
@@ -97,10 +98,6 @@ def test_an_empty_prompt_is_refused(bundle, prompts):
             "Cannot keep 4 of 2 candidates: keep 1 to 2, or draw",
         ),
         ({"keep": 0}, "Cannot keep 0 of 128 candidates"),
-        ({"top_k": -1}, "top_k is -1"),
-        ({"top_p": 0.0}, "top_p is 0.0: expected a probability above 0"),
-        ({"temperature": -1.0}, "temperature is -1.0: expected 0 or more"),
-        ({"guidance_scale": float("inf")}, "guidance_scale is inf: expected a finite number"),
         ({"batch_size": 0}, "batch_size is 0: expected at least 1"),
     ],
 )

@@ -96,12 +96,7 @@ class Volunteers:
                 num_previewed=NUM_PREVIEWED,
                 seed=options.seed,
                 image_prompt=None if image_prompt is None else image_prompt.tolist(),
-                sampling=dict(
-                    top_k=options.top_k,
-                    top_p=options.top_p,
-                    temperature=options.temperature,
-                    guidance_scale=options.guidance_scale,
-                ),
+                sampling=options.chosen,
             )
         )
 

@@ -12,9 +12,9 @@ from pipelines.serving.avoided import AvoidedServers
 pytestmark = [pytest.mark.slow, pytest.mark.swarm, pytest.mark.timeout(600)]
 
 
-def generated(commands, run, folder, *options):
+def generated(commands, run, folder, *options, command="generate"):
     """Return what was printed of the prompt, and what was said."""
-    words = ("generate", run.name, "a small red star", "--device", "cpu", "--json", "--seed", 3, *options)
+    words = (command, run.name, "a small red star", "--device", "cpu", "--json", "--seed", 3, *options)
     done = commands.run(*words, folder=folder, is_worker="--blocks" in options)
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(done.stdout), done.stderr
@@ -49,8 +49,8 @@ def test_texts_are_written_across_two_servers(hub, commands, tmp_path):
         for layers in ("0:1", "1:2"):
             run.serve("--blocks", layers)
         options = ("--candidates", 5, "--max-tokens", 30, "--batch-size", 3)
-        theirs, said = generated(commands, run, tmp_path, *options, "--blocks")
-        assert theirs == generated(commands, run, tmp_path, *options)[0] and len(theirs["texts"]) == 5
+        theirs, said = generated(commands, run, tmp_path, *options, "--blocks", command="write")
+        assert theirs == generated(commands, run, tmp_path, *options, command="write")[0] and len(theirs["texts"]) == 5
         assert "Layers 0:1 at " in said and ", 1:2 at " in said
 
 

@@ -24,7 +24,7 @@ PROMPTS = ("The old house", "Her brother went past")
 
 def words(run, *options, prompts=PROMPTS[:1], candidates=8, tokens=40):
     own = ("--candidates", candidates, "--max-tokens", tokens, "--device", "cpu", "--json")
-    return ["generate", run.name, *prompts, *map(str, (*own, *options))]
+    return ["write", run.name, *prompts, *map(str, (*own, *options))]
 
 
 def generate(commands, run, folder, *options, **values):
@@ -47,7 +47,7 @@ def test_two_servers_write_what_one_machine_writes(run, commands, tmp_path):
     assert "16 candidates drawn by giver-" in theirs.stderr and "Unchecked: " in theirs.stderr
     one = json.loads(theirs.stdout.splitlines()[0])["texts"][0]
     assert one["server"].startswith("giver-") and (one["epoch"], one["precision"]) == (3, "float32")
-    plain = commands.run("generate", run.name, PROMPTS[0], "--device", "cpu", "--max-tokens", 8, folder=tmp_path)
+    plain = commands.run("write", run.name, PROMPTS[0], "--device", "cpu", "--max-tokens", 8, folder=tmp_path)
     assert plain.stdout.startswith("The old house")
 
 
@@ -96,8 +96,8 @@ def test_programs_on_the_machine_get_texts_and_a_clear_refusal_of_chats(run, com
 
 
 def test_what_makes_no_sense_is_one_line(run, commands, tmp_path, hub):
-    line = the_line(generate(commands, run, tmp_path, "--keep", 2, "--mosaic"))
-    assert f"Leave out --keep, --mosaic: it is about pictures, and {run.name} writes texts." in line
+    line = the_line(commands.run("generate", run.name, PROMPTS[0], "--swarm", folder=tmp_path, is_worker=True))
+    assert f"{run.name} writes texts. To have it do so: dalle-collab write {run.name} ..." in line
     assert "--max-tokens is 0; expected at least 1." in the_line(generate(commands, run, tmp_path, tokens=0))
     long = generate(commands, run, tmp_path, tokens=4000)
     assert "4000 more are wished for; this model reads 64 in all" in the_line(long)
@@ -111,5 +111,5 @@ def test_what_makes_no_sense_is_one_line(run, commands, tmp_path, hub):
     with drawn_run(hub, tmp_path, "masked-run", "fill-mask") as masked:
         served = commands.run("serve", masked.name, is_worker=True)
         assert "is a run of fill-mask: servers draw pictures or write texts" in served.stderr.strip().splitlines()[-1]
-        asked = commands.run("generate", masked.name, "a", "--swarm", is_worker=True)
+        asked = commands.run("write", masked.name, "a", "--swarm", is_worker=True)
         assert "is a run of fill-mask" in asked.stderr.strip().splitlines()[-1]
