@@ -41,10 +41,11 @@ def run_drawing_server(
             elif event == "serving":
                 peer = values["peer"]
                 current = peer.service.checkpoints.current
+                command = "write" if peer.medium.product == "text" else "generate"
                 console.print(
                     f"Serving epoch {current.epoch} of {repository} in {chosen.precision} at {peer.rate:.0f} "
                     f"{peer.medium.unit} a second as {peer.username}. Others get {peer.medium.product}s with: "
-                    f'dalle-collab {"write" if peer.medium.product == "text" else "generate"} {repository} "..." --swarm{" --remote-ranking" * chosen.ranks}',
+                    f'dalle-collab {command} {repository} "..." --swarm{" --remote-ranking" * chosen.ranks}',
                     soft_wrap=True,
                     highlight=False,
                 )
