@@ -46,7 +46,7 @@ def check_complaints(repository: str, accused: Sequence[Accused], servers: Seque
         for one in accused[:MOST_NAMED]
     )
     more = f", and {len(accused) - MOST_NAMED} more" if len(accused) > MOST_NAMED else ""
-    cure = f'Claims are no proof. To look for yourself: dalle-collab generate, or write, {repository} "..." --swarm --audit'
+    cure = f'Claims are no proof. To look yourself: dalle-collab generate, or write, {repository} "..." --swarm --audit'
     return unknown(name, f"about {said}{more}", cure)
 
 
