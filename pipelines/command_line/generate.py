@@ -24,14 +24,10 @@ FILES: dict[str, Any] = dict(rich_help_panel="Output")
 def generate(
     context: typer.Context,
     repository: shared.RunOrFolder,
-    prompts: Annotated[
-        list[str] | None, typer.Argument(metavar="PROMPT", help="What the pictures should show.")
-    ] = None,
+    prompts: Annotated[list[str] | None, typer.Argument(metavar="PROMPT", help="What pictures show.")] = None,
     prompts_file: shared.PromptsFile = None,
     candidates: Annotated[int, typer.Option(help="Pictures drawn for each prompt.")] = 128,
-    keep: Annotated[
-        int | None, typer.Option(help="Pictures kept for each prompt, those that CLIP ranks first; by default up to 4.")
-    ] = None,
+    keep: Annotated[int | None, typer.Option(help="Kept of them, those CLIP ranks first; default: up to 4.")] = None,
     top_k: shared.TopK = 256,
     top_p: shared.TopP = None,
     temperature: shared.Temperature = 1.0,
