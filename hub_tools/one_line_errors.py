@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from .endpoint import current_endpoint
-from .extras import missing_extra
+from .printing.extras import missing_extra
 from .printing.printable import one_line, printable_output
 from .waiting.retry_after import asked_seconds
 

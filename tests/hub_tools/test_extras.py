@@ -6,8 +6,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from hub_tools.extras import EXTRAS, missing_extra
 from hub_tools.one_line_errors import explain_error
+from hub_tools.printing.extras import EXTRAS, missing_extra
 
 DISTRIBUTIONS = {"open_clip": "open-clip-torch", "faiss": "faiss-cpu", "starlette": "fastapi"}
 """Where a library has another name than what brings it."""
