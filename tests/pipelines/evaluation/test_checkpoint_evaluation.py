@@ -92,7 +92,7 @@ def test_another_sampler_or_model_does_not_take_what_others_have_drawn(parts, ya
     evaluate_checkpoint(parts, yardsticks, OPTIONS, tmp_path, silent)
     number = len(list(tmp_path.iterdir()))
     evaluate_checkpoint(with_noise(0.01), yardsticks, OPTIONS, tmp_path, silent)
-    colder = dataclasses.replace(OPTIONS, temperature=0.5)
+    colder = dataclasses.replace(OPTIONS, sampling=dataclasses.replace(OPTIONS.sampling, temperature=0.5))
     evaluate_checkpoint(parts, yardsticks, colder, tmp_path, silent)
     assert len(list(tmp_path.iterdir())) == 3 * number
 
