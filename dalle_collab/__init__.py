@@ -12,7 +12,9 @@ Example:
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -58,7 +60,7 @@ _PLACES = {
 
 def __getattr__(name: str) -> Any:
     if name not in _PLACES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(__all__)}.")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(__all__)}")
     module, _, attribute = _PLACES[name].partition(":")
     found = globals()[name] = getattr(import_module(module), attribute)
     return found
@@ -68,6 +70,27 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
+# hivemind calls it when it is imported; nobody who uses this module can do anything about it.
+warnings.filterwarnings("ignore", message=r"`torch\.jit\.script` is deprecated", category=FutureWarning)
+
+
+@contextmanager
+def _one_line() -> Iterator[None]:
+    """Say in one line, with the cure, what a client of the Hub or an import has failed with."""
+    try:
+        yield
+    except Exception as error:
+        from hub_tools.one_line_errors import explain_error
+        from hub_tools.printing.extras import missing_extra
+
+        if missing_extra(error):
+            raise ModuleNotFoundError(explain_error(error)) from None
+        if type(error).__module__.partition(".")[0] in ("huggingface_hub", "httpx", "httpx2", "datasets"):
+            raise OSError(explain_error(error)) from None
+        raise
+
+
+@_one_line()
 def load(name: str | Path, *, revision: str | None = None, device: str = "cpu") -> InstalledTextToImagePipeline:
     """Load the pipeline of transformers that draws with a run's newest checkpoint, or with that of a folder.
 
@@ -89,6 +112,7 @@ def load(name: str | Path, *, revision: str | None = None, device: str = "cpu") 
     return InstalledTextToImagePipeline(model=parts.model, processor=parts.processor, codec=parts.codec)
 
 
+@_one_line()
 def generate(
     name: str | Path,
     prompt: str,
@@ -149,7 +173,7 @@ def join(
     from pipelines.training.tasks.choice import open_task
 
     network, compute = network or NetworkOptions(), compute or ComputeOptions(device="auto")
-    with join_run(repository, open_task, network=network, compute=compute) as membership:
+    with _one_line(), join_run(repository, open_task, network=network, compute=compute) as membership:
         yield from membership.train()
 
 
@@ -173,7 +197,7 @@ def serve(
     from pipelines.swarm.network_options import NetworkOptions
 
     options = ServingOptions(device=device, max_hours=max_hours)
-    with serve_run(repository, network=network or NetworkOptions(), options=options) as (server, stop):
+    with _one_line(), serve_run(repository, network=network or NetworkOptions(), options=options) as (server, stop):
         yield from server.follow(stop)
 
 
@@ -202,12 +226,13 @@ def serve_layers(
     from pipelines.swarm.network_options import NetworkOptions
 
     options = BlockOptions(blocks=layers, device=device, max_hours=max_hours)
-    with serve_blocks(repository, network=network or NetworkOptions(), options=options) as (server, stop):
+    with _one_line(), serve_blocks(repository, network=network or NetworkOptions(), options=options) as (server, stop):
         yield from server.follow(stop)
 
 
+@_one_line()
 def prepare_dataset(
-    sources: Sequence[str | Path],
+    sources: str | Path | Sequence[str | Path],
     codec: str | Path,
     output: str | Path,
     *,
@@ -233,11 +258,13 @@ def prepare_dataset(
     from pipelines.image_codes.codec_code import open_codec
 
     options = options or PreparationOptions(devices=(device,))
-    places = [Path(place) if Path(place).exists() else str(place) for place in sources]
+    named = [sources] if isinstance(sources, str | Path) else sources
+    places = [Path(place) if Path(place).exists() else str(place) for place in named]
     found = find_sources(places, options.policy.reading)
     return prepare_shards(found, open_codec(str(codec), device=device), Path(output).absolute(), options)
 
 
+@_one_line()
 def publish_space(
     name: str, repository: str, *, settings: Mapping[str, str] | None = None, private: bool = False
 ) -> Published:
@@ -269,4 +296,5 @@ def check_machine(
     from pipelines.swarm.network_options import NetworkOptions
     from pipelines.training.run.compute_options import ComputeOptions
 
-    yield from run_checks(repository, network or NetworkOptions(), compute or ComputeOptions(device="auto"))
+    with _one_line():
+        yield from run_checks(repository, network or NetworkOptions(), compute or ComputeOptions(device="auto"))

@@ -34,7 +34,7 @@ def test_the_public_names_are_these_and_each_is_explained_with_an_example():
 
 
 def test_a_name_that_is_not_there_is_answered_with_those_that_are():
-    with pytest.raises(AttributeError, match=r"no attribute 'jion'; it has .*, join, "):
+    with pytest.raises(AttributeError, match=r"no attribute 'jion'; it has .*, join, .*, serve_layers$"):
         dalle_collab.jion  # noqa: B018
 
 
@@ -122,6 +122,34 @@ def test_it_serves_and_borrows_layers(birds, tmp_path):
     assert "online 0" in run_blocks(birds, tmp_path, [serving], **first_report)
     birds.serve("--blocks", "0:3")
     run_blocks(birds, tmp_path, [borrowing, "    print(len(model.layers))"])
+
+
+MISTAKES = """
+import dalle_collab
+
+for call in (
+    lambda: dalle_collab.load("org/no-birds"),
+    lambda: dalle_collab.prepare_dataset("pictures", "org/no-codec", "codes"),
+    lambda: dalle_collab.prepare_dataset("no-pictures", "org/no-codec", "codes"),
+    lambda: next(dalle_collab.join("org/no-birds")),
+):
+    try:
+        call()
+    except (OSError, ValueError) as error:
+        print("said:", error)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.swarm
+def test_what_does_not_exist_is_said_in_one_line(birds, tmp_path):
+    (tmp_path / "pictures").mkdir()
+    Image.new("RGB", (320, 256)).save(tmp_path / "pictures" / "a.jpg")
+    (tmp_path / "pictures" / "a.txt").write_text("a plain picture")
+    said = [line for line in run_blocks(birds, tmp_path, [MISTAKES]).splitlines() if not line.startswith("done")]
+    assert len(said) == 4, said
+    for line, name in zip(said, ("org/no-birds", "org/no-codec", "no-pictures", "org/no-birds"), strict=True):
+        assert line.startswith("said: ") and name in line
 
 
 @pytest.mark.slow

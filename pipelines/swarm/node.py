@@ -181,6 +181,11 @@ def _explain(run_name: str, entry_addresses: Sequence[str], error: BaseException
             f"The libp2p daemon did not start in time, twice ({error}). This machine is very busy: close other "
             "programs, or wait longer: --startup-timeout 300"
         )
+    if "/" not in run_name:  # a program's own run, which is in no repository
+        return (
+            f"No entry address of {run_name} answers ({len(entry_addresses)} tried: {error}). The program that printed "
+            "the address must still be running, and this machine must reach it."
+        )
     return (
         f"No entry address of {run_name} answers ({len(entry_addresses)} tried: {error}). Either this machine has "
         f"no route there, {'they do not accept its admission, ' if is_admitted else ''}or the run's auxiliary peer is "
