@@ -10,7 +10,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.swarm]
 
 @pytest.mark.timeout(400)
 def test_an_anchor_signs_what_it_computes_and_newcomers_take_that_also_after_it_has_died(tmp_path):
-    run = tiny_run(num_epochs=10_000, target_batch_size=120)
+    run = tiny_run(num_epochs=10_000, target_batch_size=120, matchmaking_seconds=3.0)  # a busy machine answers late
     key_file, checkpoint = tmp_path / "key.pem", tmp_path / "checkpoint"
     how = dict(key_file=str(key_file), checkpoint=str(checkpoint), checkpoint_epoch=3)
     keys = [PublisherKey.load_or_create(key_file).public]
