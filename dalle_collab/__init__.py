@@ -80,12 +80,12 @@ def _one_line() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        from hub_tools.one_line_errors import explain_error
+        from hub_tools.one_line_errors import CLIENT_PACKAGES, explain_error
         from hub_tools.printing.extras import missing_extra
 
         if missing_extra(error):
             raise ModuleNotFoundError(explain_error(error)) from None
-        if type(error).__module__.partition(".")[0] in ("huggingface_hub", "httpx", "httpx2", "datasets"):
+        if type(error).__module__.partition(".")[0] in CLIENT_PACKAGES:
             raise OSError(explain_error(error)) from None
         raise
 
@@ -140,14 +140,15 @@ def generate(
         ValueError: an option is out of its range, or model, processor and codec do not fit together.
         OSError: a file or the Hub cannot be read.
     """
+    from modeling_dalle_collab.sampling_dalle_collab import SamplingOptions
+    from pipelines.generation.generation_options import GenerationOptions
     from pipelines.generation.image_generation import load_text_to_image
-    from pipelines.generation.text_to_image import generate_images
+    from pipelines.generation.text_to_image import generate_images_for_prompts
 
+    sampling = SamplingOptions(top_k=top_k, top_p=top_p, temperature=temperature)
+    options = GenerationOptions(num_candidates=num_candidates, keep=keep, seed=seed, sampling=sampling)
     parts = load_text_to_image(name, clip=clip, device=device)
-    return generate_images(
-        parts, prompt, num_candidates=num_candidates, keep=keep, top_k=top_k, top_p=top_p, temperature=temperature,
-        seed=seed,
-    )  # fmt: skip
+    return generate_images_for_prompts(parts, [prompt], options)[0]
 
 
 def join(

@@ -62,7 +62,7 @@ class Drawing:
 def draw_progressively(
     bundle: TextToImage, prompt: str, options: GenerationOptions, *, image_prompt: torch.Tensor | None = None
 ) -> Iterator[Preview | Drawing]:
-    """Yield previews and then the drawing, whose pictures are those of `generate_images` with the same options.
+    """Yield previews and then the drawing, with the pictures of `generate_images_for_prompts` with the same options.
 
     `image_prompt: (given,)` are the codes that every picture starts with; see `encode_upper_part`. Stopping the
     iteration stops the computation. Raises ValueError for an empty prompt.

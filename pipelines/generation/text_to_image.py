@@ -11,7 +11,6 @@ import torch
 import torchvision.transforms.functional as vision
 from PIL import Image, ImageOps
 
-from modeling_dalle_collab.sampling_dalle_collab import SamplingOptions
 from pipelines.clip.clip_reranking import ClipReranker, highest
 from pipelines.generation.drawing_threads import measured_threads
 from pipelines.generation.generation_options import GenerationOptions, require_prompts
@@ -35,24 +34,6 @@ class RankedImage:
     """`(image,)` int64, the codes it was decoded from."""
 
 
-def generate_images(
-    bundle: TextToImage,
-    prompt: str,
-    *,
-    num_candidates: int = 128,
-    keep: int = 4,
-    top_k: int | None = 256,
-    top_p: float | None = None,
-    temperature: float = 1.0,
-    seed: int = 0,
-    on_progress: OnProgress | None = None,
-) -> list[RankedImage]:
-    """Draw candidates for a prompt and return the `keep` that CLIP ranks first, best first."""
-    sampling = SamplingOptions(top_k=top_k, top_p=top_p, temperature=temperature)
-    options = GenerationOptions(num_candidates=num_candidates, keep=keep, seed=seed, sampling=sampling)
-    return generate_images_for_prompts(bundle, [prompt], options, on_progress=on_progress)[0]
-
-
 def generate_images_for_prompts(
     bundle: TextToImage,
     prompts: Sequence[str],
@@ -61,7 +42,9 @@ def generate_images_for_prompts(
     image_prompt: torch.Tensor | None = None,
     on_progress: OnProgress | None = None,
 ) -> list[list[RankedImage]]:
-    """Do the same for many prompts, faster than one by one; one list per prompt, in their order.
+    """Draw candidates for each prompt and return the `keep` that CLIP ranks first, best first; one list per prompt.
+
+    Many prompts together are faster than one by one.
 
     `image_prompt: (given,)` are the codes that every picture starts with; see `encode_upper_part`. A candidate depends
     on the seed, on the prompt and its place in the list, and on its own number, not on batches.

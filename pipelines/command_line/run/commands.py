@@ -21,11 +21,9 @@ from pipelines.command_line.terminal.setting_options import Run, parse_settings
 
 app = typer.Typer(no_args_is_help=True)
 
-Repository = Run
-
 
 def create(
-    repository: Repository,
+    repository: Run,
     dataset: Annotated[str, typer.Option(help="Dataset Hub repository, ORG/NAME: image codes, or text.")],
     task: Annotated[str, typer.Option(help="text-to-image, fill-mask or text-generation.")] = "text-to-image",
     preset: Annotated[str | None, typer.Option(help="Recipe that sets the settings: paper, sahajbert.")] = None,
@@ -125,7 +123,7 @@ def create(
         typer.echo("Back it up: it is nowhere else, and without it nobody can name or revoke the run's publishers.")
 
 
-def show(repository: Repository) -> None:
+def show(repository: Run) -> None:
     """Print a run's settings and the epoch of its newest checkpoint.
 
     Example:

@@ -22,9 +22,7 @@ class UnsuitableOptimizerError(ValueError):
     """The swarm cannot step with this optimizer; the message says why and what to do."""
 
 
-def own_optimizer_parts(
-    run: TrainingRun, model: torch.nn.Module, optimizer: torch.optim.Optimizer, max_gradient_norm: float | None
-) -> OptimizerParts:
+def own_optimizer_parts(run: TrainingRun, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> OptimizerParts:
     """Return the parts of a state that is stepped as a user's optimizer would step its model's parameters.
 
     The optimizer itself is left alone: a copy with its options steps the swarm's copy of the parameters, with its own
@@ -45,7 +43,7 @@ def own_optimizer_parts(
         {name: value for name, value in group.items() if name != "initial_lr"} for group in optimizer.param_groups
     ]
     schedule = partial(linear_schedule, num_warmup=run.num_warmup_epochs, num_total=run.num_epochs)
-    return dict(params=groups, optimizer=partial(_copy, optimizer, max_gradient_norm), scheduler=schedule)
+    return dict(params=groups, optimizer=partial(_copy, optimizer, run.max_gradient_norm), scheduler=schedule)
 
 
 def _check(run: TrainingRun, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -66,7 +64,7 @@ def _check(run: TrainingRun, model: torch.nn.Module, optimizer: torch.optim.Opti
 
 
 def _copy(
-    optimizer: torch.optim.Optimizer, max_gradient_norm: float | None, groups: list[dict[str, Any]]
+    optimizer: torch.optim.Optimizer, max_gradient_norm: float, groups: list[dict[str, Any]]
 ) -> torch.optim.Optimizer:
     """Return an optimizer with the same options for other parameters, and the state of one that begins."""
     kind = type(optimizer)
@@ -92,7 +90,7 @@ def _cloned(value: Any) -> Any:
 class _SwarmStep:
     """Clips the gradient's global norm, and steps with one thread, as more would add up sums in another order."""
 
-    max_gradient_norm: float | None
+    max_gradient_norm: float
 
     @torch.no_grad()
     def step(self: Any, closure: None = None) -> None:
@@ -101,7 +99,7 @@ class _SwarmStep:
         num_threads = torch.get_num_threads()
         torch.set_num_threads(1)
         try:
-            if limit is not None and length > limit:
+            if length > limit:
                 for parameter, gradient in whole.items():
                     parameter.grad = None if gradient is None else gradient * (limit / length)
             super().step()  # type: ignore[misc]

@@ -137,10 +137,7 @@ def collaborate(
         AdmissionRefusedError: the run has an authority that does not admit this user, or no longer does.
     """
     check_model(model)
-    if optimizer is None:
-        stepping = optimizer_parts(run, model)
-    else:
-        stepping = own_optimizer_parts(run, model, optimizer, run.max_gradient_norm)
+    stepping = optimizer_parts(run, model) if optimizer is None else own_optimizer_parts(run, model, optimizer)
     check_shared_memory(model, shutil.disk_usage(SHARED_MEMORY).free)
     _quieten_hivemind()
     name, addresses = name or run.run_id, tuple(entry_addresses) or run.entry_addresses

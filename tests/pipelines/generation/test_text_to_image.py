@@ -13,7 +13,7 @@ from modeling_dalle_collab.sampling_dalle_collab import SamplingOptions
 from pipelines.clip.clip_reranking import ClipReranker
 from pipelines.generation.generation_options import GenerationOptions
 from pipelines.generation.image_generation import NoCheckpointError, load_text_to_image
-from pipelines.generation.text_to_image import generate_images, generate_images_for_prompts
+from pipelines.generation.text_to_image import generate_images_for_prompts
 from pipelines.image_codes.vqgan_codec import VQGANCodec
 
 FEW = GenerationOptions(num_candidates=6, keep=3, seed=5, sampling=SamplingOptions(top_k=8))
@@ -60,7 +60,7 @@ def test_another_seed_and_another_place_in_the_list_draw_other_pictures(bundle, 
 
 
 def test_one_prompt_is_the_first_of_many(bundle, drawn):
-    alone = generate_images(bundle, PROMPTS[0], num_candidates=6, keep=3, top_k=8, seed=5)
+    alone = generate_images_for_prompts(bundle, PROMPTS[:1], FEW)[0]
     assert [image.image_codes.tolist() for image in alone] == [image.image_codes.tolist() for image in drawn[0]]
     assert alone[0].image.size == (16, 16) and alone[0].image.mode == "RGB"
     assert [image.score for image in alone] == sorted((image.score for image in alone), reverse=True)

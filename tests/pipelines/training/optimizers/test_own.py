@@ -26,9 +26,9 @@ def make_model(*, width=96):
     return torch.nn.Sequential(torch.nn.Linear(width, width, bias=False), torch.nn.Linear(width, width, bias=False))
 
 
-def copies(make, model, limit=None):
+def copies(make, model, limit=1e6):
     """Return the optimizer that would step a swarm's copy of the parameters, and its schedule."""
-    parts = own_optimizer_parts(RUN, model, make(model.parameters()), limit)
+    parts = own_optimizer_parts(RUN.replace(max_gradient_norm=limit), model, make(model.parameters()))
     groups = [
         dict(group, params=[parameter.detach().clone().requires_grad_() for parameter in group["params"]])
         for group in parts["params"]
@@ -144,4 +144,4 @@ def test_an_optimizer_that_a_swarm_cannot_step_with_is_refused_in_one_line(make,
 def test_a_run_that_wants_something_else_than_steps_along_gradients_is_refused(setting):
     model = make_model()
     with pytest.raises(UnsuitableOptimizerError, match=f"The run has {next(iter(setting))}="):
-        own_optimizer_parts(RUN.replace(**setting), model, torch.optim.SGD(model.parameters(), lr=0.1), None)
+        own_optimizer_parts(RUN.replace(**setting), model, torch.optim.SGD(model.parameters(), lr=0.1))
