@@ -28,9 +28,14 @@ SIGNS_OF_A_BAD_HOST = ("failed to listen", "failed to parse multiaddr")
 """The libp2p daemon's messages for an address it cannot use."""
 
 SIGN_OF_A_SLOW_START = "failed to start in"
-LONGER_STARTUP = 2.0
-"""Factor on the time-out when a daemon did not start in time."""
+SIGNS_OF_SILENT_ENTRIES = ("failed to connect to bootstrap peers", "responded to a ping")
+"""The daemon's and hivemind's messages when no entry address answers."""
 
+LONGER_STARTUP = 2.0
+"""Factor on the time-outs of the second try, when a daemon did not start in time or no entry has answered."""
+
+REPLY_SECONDS = 3.0
+"""hivemind's time for the reply of another node."""
 
 DHT_PROCESS = "The process of hivemind that keeps the DHT"
 DAEMON_PROCESS = "The process that connects this machine to the swarm (p2pd)"
@@ -62,7 +67,7 @@ def open_dht(
 
     Call it in the main thread of a process that has no other threads: hivemind forks. `admission` is what
     `seek_admission` has yielded together with the identity; None: nothing is checked. `reply_seconds` is the time that
-    other nodes have to reply once this one has joined; hivemind's three seconds unless it is given. `own_group`: see
+    other nodes have to reply once this one has joined; `REPLY_SECONDS` unless it is given. `own_group`: see
     `SwarmDHT`. This process ends, with a line that says why, when one of its processes dies within the block.
 
     Raises:
@@ -83,8 +88,7 @@ def open_dht(
             dht.run_coroutine(bound_storage)
             dht.bind_peers()
             stay_joined(dht, entry_addresses)
-            if reply_seconds is not None:
-                dht.expect_replies_within(reply_seconds)
+            dht.expect_replies_within(REPLY_SECONDS if reply_seconds is None else reply_seconds)
             if not options.client_mode:
                 offer_dial_back(dht)
             try:
@@ -102,7 +106,7 @@ def _start_dht(
     admission: PeerAdmission | None,
     own_group: bool,
 ) -> SwarmDHT:
-    """Start the node; a daemon that is slow to start, as it is on a busy machine, gets one more and longer chance."""
+    """Start the node; a daemon that is slow to start, or entries slow to answer, get one more and longer chance."""
     failure: BaseException | None = None
     for share in (1.0, LONGER_STARTUP):
         try:
@@ -116,6 +120,7 @@ def _start_dht(
                 identity_path=str(options.identity_file) if options.identity_file else None,
                 check_if_identity_free=admission is None or not admission.has_new_identity,
                 startup_timeout=share * options.startup_timeout_seconds,
+                wait_timeout=share * REPLY_SECONDS,
                 use_relay=True,
                 use_auto_relay=options.use_relay,
                 # With relays requested, unreachability is known; libp2p needs several public peers to detect it.
@@ -134,9 +139,10 @@ def _start_dht(
             break
         except (P2PDaemonError, RuntimeError, TimeoutError) as error:
             failure = error
-            if SIGN_OF_A_SLOW_START not in str(error):
+            if SIGN_OF_A_SLOW_START in str(error):
+                logger.warning("The libp2p daemon was slow to start.")
+            elif not any(sign in str(error) for sign in SIGNS_OF_SILENT_ENTRIES):
                 break
-            logger.warning("The libp2p daemon was slow to start.")
     if any(sign in str(failure) for sign in SIGNS_OF_A_BAD_HOST):
         raise CannotListenError(_explain_host(options.host_addresses, failure)) from failure
     is_checked = admission is not None and admission.has_authority
