@@ -62,7 +62,8 @@ def __getattr__(name: str) -> Any:
     if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(__all__)}")
     module, _, attribute = _PLACES[name].partition(":")
-    found = globals()[name] = getattr(import_module(module), attribute)
+    with _one_line():
+        found = globals()[name] = getattr(import_module(module), attribute)
     return found
 
 

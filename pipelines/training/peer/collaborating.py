@@ -31,6 +31,9 @@ SHARED_MEMORY, SHARED_BYTES_PER_PARAMETER = "/dev/shm", 8
 """Where hivemind keeps float32 parameters and gradients for all processes of a peer."""
 
 
+_ONE_AT_A_TIME = threading.Lock()
+
+
 class UnsuitableModelError(ValueError):
     """The swarm cannot train this model; the message says why and what to do."""
 
@@ -134,6 +137,7 @@ def collaborate(
         UnsuitableOptimizerError: the optimizer is not the model's, or its state cannot be shared.
         OSError: there is too little shared memory for the model.
         ConnectionError: no peer answers at the addresses.
+        RuntimeError: this process trains in another swarm.
         AdmissionRefusedError: the run has an authority that does not admit this user, or no longer does.
     """
     check_model(model)
@@ -141,7 +145,7 @@ def collaborate(
     check_shared_memory(model, shutil.disk_usage(SHARED_MEMORY).free)
     _quieten_hivemind()
     name, addresses = name or run.run_id, tuple(entry_addresses) or run.entry_addresses
-    with _ended_by_ctrl_c(), contextlib.ExitStack() as stack:
+    with _the_only_one(name), _ended_by_ctrl_c(), contextlib.ExitStack() as stack:
         network, admission = stack.enter_context(admitted(run, name, network))
         dht = stack.enter_context(
             open_dht(name, addresses, network, admission=admission, reply_seconds=reply_seconds(run), own_group=True)
@@ -223,6 +227,19 @@ def _check_memory(parameters: Mapping[str, torch.nn.Parameter]) -> None:
                 f"The parameters {first[place]} and {name} share one memory, but are two. Tie them: assign the same "
                 "torch.nn.Parameter to both."
             )
+
+
+@contextlib.contextmanager
+def _the_only_one(name: str) -> Iterator[None]:
+    """Refuse a second swarm within the first one's block: hivemind forks, and would wait for ever among its threads."""
+    if not _ONE_AT_A_TIME.acquire(blocking=False):
+        raise RuntimeError(
+            f"This process trains in a swarm already. Leave its block first, or join {name} from a process of its own."
+        )
+    try:
+        yield
+    finally:
+        _ONE_AT_A_TIME.release()
 
 
 @contextlib.contextmanager

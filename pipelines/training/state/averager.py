@@ -125,6 +125,7 @@ class SwarmStateAverager(RobustAverager, TrainingStateAverager):
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of a state changed from outside; the learning rate follows."""
         self.local_epoch = self.model_epoch = self._stepped_epoch = epoch
+        self.optimizer._opt_called = True  # else torch warns of a scheduler that begins: others made these steps
         self._update_scheduler()
         self._note_change(epoch)
 

@@ -50,6 +50,8 @@ def short_script(folder, num_epochs):
     text = EXAMPLE.read_text().replace("num_epochs=200", f"num_epochs={num_epochs}")
     step = "optimizer.step()"
     text = text.replace(step, f"{step}; time.sleep(0.1 if optimizer.num_peers < 2 else 0.0)")
+    nested = "\n    try: collaborate(run, model).__enter__()\n    except RuntimeError as error: print(error)\n"
+    text = text.replace("flush=True)\n", f"flush=True){nested}", 1)
     digest = "hashlib.sha256(b''.join(p.detach().numpy().tobytes() for p in model.parameters())).hexdigest()"
     (path := folder / "short_loop.py").write_text(f"import hashlib, time\n{text}print('left with', {digest})\n")
     return path
@@ -57,6 +59,7 @@ def short_script(folder, num_epochs):
 
 @pytest.mark.timeout(400)
 def test_scripts_of_a_run_that_is_over_leave_with_the_same_model(tmp_path):
+    """Another swarm within the first one's block, in which hivemind would wait for ever, is refused."""
     path, joined = short_script(tmp_path, num_epochs=8), tmp_path / "joined.log"
     with script(path=path) as first, joined.open("w") as output:
         address = first.stdout.readline().split()[-1]
@@ -64,7 +67,7 @@ def test_scripts_of_a_run_that_is_over_leave_with_the_same_model(tmp_path):
             last = list(first.stdout)[-1]
             assert (first.wait(), second.wait(60)) == (0, 0)
     assert last.startswith("left with") and last == joined.read_text().splitlines(keepends=True)[-1]
-    assert "2 peers" in joined.read_text()
+    assert "2 peers" in joined.read_text() and "This process trains in a swarm already." in joined.read_text()
 
 
 def test_a_plain_script_starts_a_run_and_joins_it_when_it_is_given_the_address(tmp_path):
