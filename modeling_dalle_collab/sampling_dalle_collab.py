@@ -3,6 +3,7 @@
 Axes: prompt, candidate, sample (prompt-major), code.
 """
 
+import dataclasses
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -50,6 +51,8 @@ class SamplingOptions:
     @classmethod
     def from_mapping(cls, values: Mapping[str, object]) -> "SamplingOptions":
         """Make options from a caller's arguments; raises `TypeError` for an unknown one."""
+        if unknown := values.keys() - (known := {field.name for field in dataclasses.fields(cls)}):
+            raise TypeError(f"Sampling has no option {', '.join(unknown)}; it has {', '.join(sorted(known))}.")
         make: Callable[..., SamplingOptions] = cls
         return make(**values)
 

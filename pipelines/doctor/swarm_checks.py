@@ -149,9 +149,12 @@ def check_clock(peers: Mapping[str, float], hub_offset: float | None) -> CheckRe
         worst = max(map(abs, peers.values()), default=0.0)
         if worst > COMFORTABLE_CLOCK_OFFSET:
             return warn(
-                name, f"others are ahead by: {seen}", expected, _set_the_clock(-statistics.median(peers.values()))
+                name,
+                f"others' clocks beside this one: {seen}",
+                expected,
+                _set_the_clock(-statistics.median(peers.values())),
             )
-        return ok(name, f"others are ahead by: {seen}", expected)
+        return ok(name, f"others' clocks beside this one: {seen}", expected)
     if 2 * len(away) > len(sources):
         ahead = -statistics.median(away.values())
         direction = "ahead" if ahead > 0 else "behind"

@@ -124,10 +124,11 @@ def test_drawing_ends_when_every_sample_may_end(tiny_model, tiny_batch):
         (dict(logits_processor=lambda codes, logits: logits[:, :3]), r"shape \(3, 3\), expected \(3, 24\)"),
         (dict(logits_processor="top"), "logits_processor holds .*top.*expected functions"),
         (dict(logits_processor=print, window=4), "window is 4, expected 1: logits_processor is called code by code"),
+        (dict(topk=5), "Sampling has no option topk; it has cache_implementation, .*, top_k, "),
     ],
 )
-def test_processors_that_do_not_fit_are_refused(tiny_model, tiny_batch, options, message):
-    with pytest.raises(ValueError, match=message):
+def test_options_that_do_not_fit_are_refused(tiny_model, tiny_batch, options, message):
+    with pytest.raises((ValueError, TypeError), match=message):
         tiny_model().generate(tiny_batch()[0], **options)
 
 

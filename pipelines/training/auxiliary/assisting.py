@@ -57,7 +57,7 @@ def assist_run(
     snapshot = RunSnapshot.read(repository)
     run, state = snapshot.run, snapshot.run_state
     if state is not None and state["epoch"] >= run.num_epochs:
-        raise RunFinishedError(finished_message(run))
+        raise RunFinishedError(finished_message(run, repository))
     run = entered_run(snapshot)
     task = open_task(run, str(snapshot.download_signed()))
     task.check()  # and reads the processor, which checkpoints need even while the Hub is down

@@ -168,7 +168,7 @@ def join_run(
     snapshot = RunSnapshot.read(repository)
     run, state = snapshot.run, snapshot.run_state
     if state is not None and state["epoch"] >= run.num_epochs:
-        raise RunFinishedError(finished_message(run))
+        raise RunFinishedError(finished_message(run, repository))
     run = snapshot.run_to_enter
     if not run.entry_addresses:
         raise ValueError(
@@ -278,7 +278,7 @@ def enter_run(
         source = peer.synchronise(fetch_checkpoint, parts.show)
         peer.optimizer.state_transfer.reached_epoch = 0  # from now on those it averages with say where the run is
         if watch is not None and (watch.is_over or (source != "peers" and not watch.look() and watch.is_over)):
-            raise RunFinishedError(finished_message(run))  # while this peer was joining
+            raise RunFinishedError(finished_message(run, name))  # while this peer was joining
         membership = Membership(peer=peer, stop=stop, watch=watch, seed=own_seed, lease=lease, username=username)
         if not stop.is_set():
             parts.hear("joined", run=run, username=username, epoch=peer.optimizer.local_epoch, state=source)

@@ -200,7 +200,7 @@ class TrainingPeer:
             self.restore(folder)
             source = "checkpoint"
         if self.optimizer.is_over:
-            raise RunFinishedError(finished_message(self.run))
+            raise RunFinishedError(finished_message(self.run, self._place))
         if not self.optimizer.state_transfer.is_to_stop():  # else it may have no state worth sharing
             self.optimizer.share_state()
         return source
@@ -384,10 +384,12 @@ def last_epoch(run: TrainingRun, compute: ComputeOptions, first: int) -> int:
     return run.num_epochs if compute.max_epochs is None else min(run.num_epochs, first + compute.max_epochs)
 
 
-def finished_message(run: TrainingRun) -> str:
-    """Return the error that a run is over, with what to do next."""
+def finished_message(run: TrainingRun, place: str) -> str:
+    """Return the error that a run, which is in this repository, is over, with what to do next."""
+    place = place or "ORG/RUN"
+    draws = f"Draw pictures with: dalle-collab generate {place} 'a caption'"
     return (
-        f"Training run {run.run_id} is finished: it has reached its last epoch, {run.num_epochs}. Draw pictures with: "
-        "dalle-collab generate ORG/RUN 'a caption', or continue texts: dalle-collab write ORG/RUN 'a beginning'; "
-        "or create a new run with: dalle-collab run create"
+        f"Training run {run.run_id} is finished: it has reached its last epoch, {run.num_epochs}. "
+        f"{draws if run.task == 'text-to-image' else f'Measure it with: dalle-collab evaluate {place}'}; or create a "
+        "new run with: dalle-collab run create"
     )
