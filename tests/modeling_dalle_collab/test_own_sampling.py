@@ -129,7 +129,7 @@ def test_drawing_ends_when_every_sample_may_end(tiny_model, tiny_batch):
 )
 def test_options_that_do_not_fit_are_refused(tiny_model, tiny_batch, options, message):
     with pytest.raises((ValueError, TypeError), match=message):
-        tiny_model().generate(tiny_batch()[0], **options)
+        tiny_model().generate_image_codes(tiny_batch()[0], **options)
 
 
 def test_a_stream_is_cut_like_all_codes_where_a_prompt_is_longer(tiny_model, tiny_batch):
