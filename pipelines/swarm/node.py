@@ -28,8 +28,8 @@ SIGNS_OF_A_BAD_HOST = ("failed to listen", "failed to parse multiaddr")
 """The libp2p daemon's messages for an address it cannot use."""
 
 SIGN_OF_A_SLOW_START = "failed to start in"
-SIGNS_OF_SILENT_ENTRIES = ("failed to connect to bootstrap peers", "responded to a ping")
-"""The daemon's and hivemind's messages when no entry address answers."""
+SIGNS_OF_SLOW_ENTRIES = ("failed to connect to bootstrap peers", "responded to a ping", "can't access this node")
+"""The daemon's and hivemind's messages when no entry answers, or reaches this node, in time."""
 
 LONGER_STARTUP = 2.0
 """Factor on the time-outs of the second try, when a daemon did not start in time or no entry has answered."""
@@ -136,13 +136,12 @@ def _start_dht(
             if (clocks := re.search(r"local: ([0-9.]+), peer: ([0-9.]+)", str(error))) is not None:
                 raise WrongClockError(_explain_clock(float(clocks[1]) - float(clocks[2]))) from error
             failure = error
-            break
         except (P2PDaemonError, RuntimeError, TimeoutError) as error:
             failure = error
-            if SIGN_OF_A_SLOW_START in str(error):
-                logger.warning("The libp2p daemon was slow to start.")
-            elif not any(sign in str(error) for sign in SIGNS_OF_SILENT_ENTRIES):
-                break
+        if SIGN_OF_A_SLOW_START in str(failure):
+            logger.warning("The libp2p daemon was slow to start.")
+        elif not any(sign in str(failure) for sign in SIGNS_OF_SLOW_ENTRIES):
+            break
     if any(sign in str(failure) for sign in SIGNS_OF_A_BAD_HOST):
         raise CannotListenError(_explain_host(options.host_addresses, failure)) from failure
     is_checked = admission is not None and admission.has_authority
