@@ -35,6 +35,9 @@ def read_policy(
         float | None, typer.Option(help="Lowest similarity of caption and picture kept; drops samples without one.")
     ] = None,
     caption_lines: CaptionLines = "drop",
+    caption_from: Annotated[
+        str, typer.Option(help="files: texts and tables; else words in the picture's name, its folder, or path (both).")
+    ] = "files",
     caption_column: Annotated[
         str | None, typer.Option(help="Column or JSON field of captions; default: caption, text, alt_text, ...")
     ] = None,
@@ -55,7 +58,12 @@ def read_policy(
         keep_unlabelled=not drop_unlabelled,
         max_unsafe_score=max_unsafe_score,
         min_similarity=min_similarity,
-        reading=ReadingOptions(caption_lines=caption_lines, caption_column=caption_column, image_column=image_column),
+        reading=ReadingOptions(
+            caption_lines=caption_lines,
+            caption_from=caption_from,
+            caption_column=caption_column,
+            image_column=image_column,
+        ),
     )
 
 

@@ -1,5 +1,6 @@
 """`dalle-collab data prepare`: captioned pictures to shards of image codes."""
 
+import itertools
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -8,6 +9,7 @@ import typer
 
 from hub_tools.counted import counted
 from hub_tools.printing.consoles import open_progress
+from hub_tools.printing.printable import one_line
 from pipelines.command_line.data.engine_options import EngineChoice, EngineName, PartName
 from pipelines.command_line.data.filter_options import Places, with_filter_options
 from pipelines.command_line.data.outcome_table import print_outcomes
@@ -31,8 +33,9 @@ if TYPE_CHECKING:
 MOST_NAMES_SHOWN = 10
 ADVICE = {
     "several_lines": "--caption-lines first keeps their first line, --caption-lines join all lines",
-    "missing_caption": "--caption-column NAME says in which column or JSON field captions are; a table of captions, "
-    "such as COCO's captions_*.json, is read in the folder that you name or below it",
+    "missing_caption": "--caption-from name (or folder) reads the words in the names of files (or of their folders); "
+    "else each picture wants a text beside it, robin.txt for robin.jpg, or a table, captions.csv with the columns "
+    "file_name and caption; --caption-column NAME names another column or JSON field",
     "unsupported_format": "convert these pictures to PNG, JPEG or WebP to use them",
 }
 """What to do about samples that were dropped for these reasons."""
@@ -81,6 +84,8 @@ def prepare(
 
       dalle-collab data prepare pictures/ --codec my-codec --output my-dataset --shard-size 1024
 
+      dalle-collab data prepare pictures/ --codec my-codec --output my-dataset --caption-from folder
+
       dalle-collab data prepare hub:my-org/photographs --codec my-codec --output my-dataset --caption-column text
 
       dalle-collab data prepare /shared/tars --codec my-codec --output /shared/my-dataset --part 3/8
@@ -124,6 +129,7 @@ def prepare(
     )
     device_here = devices[0] if how.name == "local" else "cpu"
     loaded = open_codec(codec, revision=codec_revision, device=device_here)
+    _print_preview(found, output)
     preparation = Preparation(sources=found, codec=loaded, output=output.absolute(), options=options)
     result = _prepare_with_progress(preparation, how, workers)
     if result is None:
@@ -151,6 +157,19 @@ def _find_sources(places: list[str], policy: "FilterPolicy", leave_out: Path | N
 
     duplicates = DuplicatesList(leave_out)
     return [SourceWithoutDuplicates(source, duplicates) for source in found]
+
+
+def _print_preview(sources: "Sequence[CaptionImageSource]", output: Path) -> None:
+    """Show the first captions of a folder before hours of encoding, unless an earlier call has shown them."""
+    from pipelines.data_preparation.sources.folder_source import FolderSource
+    from pipelines.data_preparation.sources.sample import CaptionImage
+
+    if output.exists():
+        return
+    samples = (sample for source in sources if isinstance(source, FolderSource) for sample in source.samples())
+    for sample in itertools.islice(samples, MOST_NAMES_SHOWN):
+        if isinstance(sample, CaptionImage):
+            typer.echo(one_line(f"{sample.key}: {sample.caption or 'no caption'}"))
 
 
 def _prepare_with_progress(

@@ -29,6 +29,10 @@ INVISIBLE = re.compile(
 )
 BLANKS = re.compile("[\\s\u115f\u1160\u2800\u3164\uffa0]+")  # fillers of Hangul and Braille look like spaces
 
+COUNTERS = re.compile(r"(?:[\s(\[]+[0-9]+(?:x[0-9]+)?[)\]]*)+$")
+"""What numbers the pictures of one thing, or says their size: `robin 02`, `robin (3)`, `robin 64x64`."""
+HUMP = re.compile(r"(?<=[a-z])(?=[A-Z][a-z])")
+
 PLACEHOLDERS = frozenset(
     (
         *("nan", "none", "null", "nil", "n/a", "na", "undefined", "unknown", "untitled", "true", "false", "default"),
@@ -72,6 +76,17 @@ def clean_caption(text: str, caption_lines: str) -> str:
         text = INLINE_TAG.sub("", BLOCK_TAG.sub(" ", text))
     lines = [line for part in LINE_BREAKS.split(text) if (line := _clean_line(part))]
     return {"drop": "\n", "join": " "}[caption_lines].join(lines) if caption_lines != "first" else "".join(lines[:1])
+
+
+def words_of_name(path: str, caption_from: str) -> str:
+    """Read a caption off a picture's path without suffix: `birds/house-sparrow_02` says "house sparrow" by its name.
+
+    By its folder it says "birds", and by its path "birds, house sparrow"; `IMG_2019` and `00012` say nothing.
+    """
+    folder, _, name = path.rpartition("/")
+    chosen = {"name": (name,), "folder": (folder.rpartition("/")[2],), "path": (*folder.split("/"), name)}[caption_from]
+    words = (" ".join(re.sub(r"[_\-+.]", " ", HUMP.sub(" ", part)).split()) for part in chosen)
+    return ", ".join(COUNTERS.sub("", part) for part in words if not is_file_name(part) and not is_placeholder(part))
 
 
 def visible_length(caption: str) -> int:

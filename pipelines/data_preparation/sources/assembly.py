@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pipelines.data_preparation.filtering import DropReason
-from pipelines.data_preparation.reading.captions import LARGEST_TEXT, clean_caption, decode_text
+from pipelines.data_preparation.reading.captions import LARGEST_TEXT, clean_caption, decode_text, words_of_name
 from pipelines.data_preparation.reading.labels import (
     LARGEST_METADATA_BYTES,
     Fields,
@@ -72,12 +72,12 @@ def assemble(
     pictures = [part for part in parts if part.name.kind is FileKind.PICTURE]
     texts = [part for part in parts if part.name.kind is FileKind.TEXT]
     metadata, damage = _read_metadata([part for part in parts if part.name.kind is FileKind.METADATA])
-    number = 0
+    number, reads_names = 0, reading.caption_from != "files"
     for picture in pictures or (None,):
         image_bytes, obstacle = _read_picture(picture) if picture else (None, None)
         for row in rows or ({},):
             fields = fields_of(row, *metadata)
-            found = find_caption(fields, texts, reading)
+            found = _named(picture, key, reading) if reads_names else find_caption(fields, texts, reading)
             number += 1
             sample = make_sample(
                 key=numbered(key, number), source=source, caption=found, image_bytes=image_bytes, fields=fields
@@ -168,6 +168,10 @@ def caption_of_value(value: Any, reading: ReadingOptions) -> CaptionFound:
     if any("\udc80" <= character <= "\udcff" for character in str(value)[:LARGEST_TEXT] if character > "\ud7ff"):
         return CaptionFound(fault=(DropReason.UNREADABLE_TEXT, "not UTF-8"))
     return CaptionFound(caption=clean_caption(str(value), reading.caption_lines))
+
+
+def _named(picture: Part | None, key: str, reading: ReadingOptions) -> CaptionFound:
+    return caption_of_value(words_of_name(picture.name.key if picture else key, reading.caption_from), reading)
 
 
 def _caption_of_text(part: Part, reading: ReadingOptions) -> CaptionFound:

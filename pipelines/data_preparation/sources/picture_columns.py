@@ -27,6 +27,8 @@ def find_image_column(
 
     ValueError if the publisher's choice is no such column, or if it is not clear which one is meant.
     """
+    if reading.caption_from != "files":
+        raise ValueError(f"{place} is a table, whose rows have no names of files. Leave out --caption-from.")
     if reading.image_column is not None:
         wanted = [name for name in of_pictures if fold_name(name) == fold_name(reading.image_column)]
         if not wanted:

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from pipelines.data_preparation.filtering import DropReason, FilterPolicy, drop_reason_of_caption
-from pipelines.data_preparation.reading.captions import clean_caption, decode_text, visible_length
+from pipelines.data_preparation.reading.captions import clean_caption, decode_text, visible_length, words_of_name
 
 
 @pytest.mark.parametrize(
@@ -113,6 +113,21 @@ def test_captions_that_say_nothing_are_told_from_short_and_odd_ones(caption, rea
     if caption == "I saved it as cat.jpg":
         reason = DropReason.FILE_NAME_CAPTION  # up to five blanks: files have such names
     assert drop_reason_of_caption(caption, FilterPolicy()) is reason
+
+
+@pytest.mark.parametrize(
+    ("path", "name", "folder", "both"),
+    [
+        ("birds/house-sparrow_02", "house sparrow", "birds", "birds, house sparrow"),
+        ("HouseSparrow (3)", "House Sparrow", "", "House Sparrow"),
+        ("animals/red.fox/0001", "", "red fox", "animals, red fox"),
+        ("a/2019/IMG_2019", "", "", "a"),
+        ("icons/terminal-64x64", "terminal", "icons", "icons, terminal"),
+        ("été_à_la-mer/Boeing 747", "Boeing", "été à la mer", "été à la mer, Boeing"),
+    ],
+)
+def test_names_of_files_and_folders_say_what_is_in_a_picture(path, name, folder, both):
+    assert [words_of_name(path, chosen) for chosen in ("name", "folder", "path")] == [name, folder, both]
 
 
 def test_placeholders_can_be_kept():

@@ -24,6 +24,15 @@ def captions_of(folder, **options) -> dict[str, str | None]:
     return {sample.key: sample.caption for sample in samples}
 
 
+def test_captions_are_taken_from_names_whatever_lies_beside(tmp_path):
+    folder = write_files(tmp_path, dict.fromkeys(("birds/blue_tit-01.jpg", "birds/DSC_0042.jpg"), JPEG))
+    write_files(folder, {"birds/blue_tit-01.txt": "not this"})
+    assert captions_of(folder, caption_from="name") == {"birds/blue_tit-01.jpg": "blue tit", "birds/DSC_0042.jpg": ""}
+    assert set(captions_of(folder, caption_from="folder").values()) == {"birds"}
+    with pytest.raises(ValueError, match="or in the column 'title', not in both"):
+        ReadingOptions(caption_from="name", caption_column="title")
+
+
 def test_a_folder_takes_captions_from_text_files_and_tables(tmp_path):
     folder = write_files(tmp_path / "pictures", dict.fromkeys(("b.jpg", "deep/a.png", "c.webp"), JPEG))
     write_files(tmp_path, {"outside.jpg": b"secret", "pictures/b.txt": "from a text file\n"})
