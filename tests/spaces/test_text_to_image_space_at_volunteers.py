@@ -80,6 +80,7 @@ def pixels(pictures):
     return [Image.open(picture["image"]).tobytes() for picture in pictures]
 
 
+@pytest.mark.long
 def test_the_pictures_are_those_of_one_machine_and_each_says_who_drew_it(run, client, expected):
     for name in ("ann", "bea"):
         run.serve("--name", name, "--max-codes-per-second", 100)

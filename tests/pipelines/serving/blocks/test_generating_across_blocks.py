@@ -44,6 +44,7 @@ def test_pictures_are_drawn_across_two_servers(hub, commands, tmp_path, monkeypa
         assert again == theirs and f"falsely: {found_out[-8:]} until " in said and f"at {found_out[-8:]}" not in said
 
 
+@pytest.mark.long
 def test_texts_are_written_across_two_servers(hub, commands, tmp_path):
     with drawn_run(hub, tmp_path, "lent-language", "text-generation") as run:
         for layers in ("0:1", "1:2"):

@@ -71,6 +71,7 @@ def test_two_servers_draw_what_one_machine_draws(run, commands, tmp_path):
         assert grid.width > 192
 
 
+@pytest.mark.long
 def test_a_picture_is_completed_and_guided_as_here(run, commands, tmp_path):
     run.serve()
     Image.new("RGB", (40, 40), "teal").save(tmp_path / "upper.png")
@@ -162,6 +163,7 @@ def test_a_newer_checkpoint_is_served_and_the_older_one_to_whom_it_was_promised(
         run.publish(parts.model, epoch=3)
 
 
+@pytest.mark.long
 def test_a_server_that_is_asked_to_leave_finishes_what_it_has_begun(run, commands, tmp_path):
     server = run.serve("--max-codes-per-second", 60)
     here = codes_of(generate(commands, run, tmp_path, candidates=4, keep=4))
@@ -189,6 +191,7 @@ def test_no_process_stays_when_a_server_is_killed(run):
         time.sleep(0.05)
 
 
+@pytest.mark.long
 def test_int8_servers_are_checked_and_a_sample_is_told(run, commands, tmp_path):
     run.serve("--precision", "int8")
     theirs = generate(commands, run, tmp_path, "--swarm", "--precision", "int8", "--audit")
@@ -286,6 +289,7 @@ def test_a_finished_run_whose_entry_is_gone_is_served_from_a_new_one(hub, comman
         assert codes_of(generate(commands, run, tmp_path, "--swarm")) == here
 
 
+@pytest.mark.long
 def test_an_audit_checks_every_picture_and_names_who_draws_something_else(run, commands, tmp_path):
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("\n".join(PROMPTS))

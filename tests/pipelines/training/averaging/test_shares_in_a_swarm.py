@@ -74,6 +74,7 @@ def test_a_helper_offers_its_link_and_when_it_is_killed_the_group_averages_witho
         assert sum(one["num_incomplete"] for one in rounds.averaged[name]) <= 1
 
 
+@pytest.mark.long
 def test_who_is_killed_in_the_middle_costs_the_others_only_what_it_had_still_to_answer(tmp_path):
     rounds = run_swarm(
         tmp_path, dict(first=6, second=6, third=6, killed=6), num_rounds=2, killed_in=dict(killed=0), part_bytes=2**15

@@ -52,6 +52,7 @@ def test_a_peer_that_measures_micro_batches_while_it_trains_computes_what_it_wou
     assert largest_difference(load_file(tmp_path / "finder.safetensors"), expected) < 1e-4
 
 
+@pytest.mark.long
 def test_a_peer_that_rests_between_micro_batches_does_less_and_takes_part_in_the_rounds(tmp_path):
     run = tiny_run(num_epochs=6, target_batch_size=192)
     with Swarm(tmp_path, run, num_peers=2) as swarm:

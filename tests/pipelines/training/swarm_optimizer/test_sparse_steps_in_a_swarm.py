@@ -53,6 +53,7 @@ def size_of_a_contribution(run):
     return codec.most_bytes
 
 
+@pytest.mark.long
 def test_four_peers_train_and_end_with_equal_parameters_for_a_few_bytes(tmp_path):
     run = sparse_run()
     with Swarm(tmp_path, run, num_peers=4) as swarm:
