@@ -213,11 +213,11 @@ def differing_codes(expected, drawn, model, text, seed):
 @torch.no_grad()
 def test_codes_are_those_of_the_sequential_sampler_whatever_windows_and_batches(tiny_model, tiny_batch, options):
     model, (text, _) = tiny_model(image_grid_size=7), tiny_batch(batch=2)
-    ways = [{"window": 4}, {"window": 8}, {"window": 16}, {}, {"window": 4, "candidate_batch_size": 5}]
-    expected = model.generate_image_codes(text, num_candidates=8, seed=2, window=1, **options)
+    ways = [{"window": 16}, {}, {"window": 4, "candidate_batch_size": 5}]
+    expected = model.generate_image_codes(text, num_candidates=4, seed=2, window=1, **options)
     parted = []
     for way in ways:
-        drawn = model.generate_image_codes(text, num_candidates=8, seed=2, **options, **way)
+        drawn = model.generate_image_codes(text, num_candidates=4, seed=2, **options, **way)
         parted += differing_codes(expected, drawn, model, text, seed=2)
     # Only rounding can part them: at most one code in 10,000, and there the number lies on a boundary.
     assert len(parted) <= 1e-4 * len(ways) * expected.numel(), parted

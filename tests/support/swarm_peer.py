@@ -168,18 +168,7 @@ def train(peer: TrainingPeer, run: TrainingRun, settings: dict, seeds, stop, eve
             sizes.append(peer.micro_batch_size)
             for cell in current_epoch:
                 cell.value = peer.optimizer.local_epoch
-            if seed in settings.get("poisoned_seeds", []):
-                with torch.no_grad():  # one gradient of this peer is not finite
-                    first = next(peer.model.parameters())
-                    kept = first.clone()
-                    first.fill_(float("nan"))
-                try:
-                    yield made_up_batch(run, seed, sizes[-1])
-                finally:  # also where the peer stops with this batch
-                    with torch.no_grad():
-                        first.copy_(kept)
-            else:
-                yield made_up_batch(run, seed, sizes[-1])
+            yield made_up_batch(run, seed, sizes[-1])
             time.sleep(settings.get("seconds_per_batch", 0.0))
 
     num_rounds = 0

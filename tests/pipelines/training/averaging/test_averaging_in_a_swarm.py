@@ -4,7 +4,6 @@ import signal
 import time
 
 import pytest
-import torch
 from plain_training import largest_difference
 from safetensors.torch import load_file
 from swarm_of_processes import PATIENT, Swarm, tiny_run
@@ -149,24 +148,6 @@ def wait_for_equal_states(peers, after_epoch, seconds=120.0):
                 return epoch
         time.sleep(0.2)
     raise AssertionError(f"no epoch after {after_epoch} in which all agree within {seconds} s")
-
-
-@pytest.mark.long
-def test_a_gradient_that_is_not_finite_stays_with_its_peer(tmp_path):
-    run = tiny_run(num_epochs=10_000)
-    with Swarm(tmp_path, run, num_peers=2) as swarm:
-        honest = swarm.start("honest")
-        broken = swarm.start("broken", first_seed=50, poisoned_seeds=list(range(52, 200, 3)))
-        epoch = broken.wait_for("step", num_refused=2)["epoch"]
-        for peer in (honest, broken):
-            peer.wait_for("step", epoch=epoch, ended_epoch=True)
-        for peer in (honest, broken):
-            peer.terminate()
-        finished = [peer.wait_for("finished") for peer in (honest, broken)]
-    assert finished[0]["num_refused"] == 0
-    assert finished[1]["num_refused"] >= 2
-    for name in ("honest", "broken"):
-        assert all(torch.isfinite(tensor).all() for tensor in load_file(tmp_path / f"{name}.safetensors").values())
 
 
 @pytest.mark.parametrize("task", ["text-to-image", pytest.param("text-generation", marks=pytest.mark.long)])
