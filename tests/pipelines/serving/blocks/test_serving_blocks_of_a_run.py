@@ -6,10 +6,10 @@ import signal
 
 import pytest
 import torch
-from drawn_runs import tiny_model
 from forked_processes import ForkedProcess, fork_server
 from published_runs import family_of, still_alive, the_line
 from support_files import SUPPORT
+from tiny_run_parts import tiny_model
 
 pytestmark = [
     pytest.mark.slow,

@@ -143,7 +143,7 @@ def test_who_asks_for_what_nobody_has_reads_one_line_that_says_so(run, commands,
 
 @pytest.mark.long
 def test_a_newer_checkpoint_is_served_and_the_older_one_to_whom_it_was_promised(run, commands, tmp_path):
-    from drawn_runs import tiny_model
+    from tiny_run_parts import tiny_model
 
     server = run.serve("--checkpoint-seconds", 0.5)
     parts = load_drawing_parts(run.folder / "run", codec=run.folder / "codec")
