@@ -1,5 +1,7 @@
 """What maintainers expect to find beside the code parses, and names things that exist."""
 
+import ast
+import importlib.util
 import os
 import re
 import shlex
@@ -87,3 +89,15 @@ def test_the_citation_is_of_this_version_and_licence_and_names_the_paper(setup_c
     assert re.search(
         rf"^## {re.escape(citation['version'])}$", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE
     )
+
+
+def test_what_benchmarks_and_long_tests_import_is_there():
+    files = [path for folder in ("benchmarks", "long") for path in (ROOT / "tests" / folder).glob("*.py")]
+    modules = {
+        (path.name, node.module)
+        for path in files
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom)
+    }
+    assert len(files) > 20
+    assert [pair for pair in sorted(modules) if importlib.util.find_spec(pair[1]) is None] == []
