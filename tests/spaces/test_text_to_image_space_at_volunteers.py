@@ -88,6 +88,7 @@ def test_an_agent_reads_names_as_the_words_of_strangers(run, address):
     assert not drawn.isError and SHOWN_NAME in text and UNCHECKED in text and "\u202e" not in text
 
 
+@pytest.mark.long
 def test_where_nobody_serves_one_line_says_so_and_the_page_draws_when_somebody_does(run, client, expected):
     pictures, message = draw(client)
     assert pictures == [] and message.startswith("Nobody has drawn for 8 s: no server of checkpoint ")

@@ -150,7 +150,8 @@ def wait_for_equal_states(peers, after_epoch, seconds=120.0):
     raise AssertionError(f"no epoch after {after_epoch} in which all agree within {seconds} s")
 
 
-@pytest.mark.parametrize("task", ["text-to-image", pytest.param("text-generation", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("task", ["text-to-image", "text-generation"])
 def test_a_newcomer_takes_over_the_swarms_state_and_contributes(tmp_path, task):
     run = tiny_run(task, num_epochs=10_000)
     with Swarm(tmp_path, run, num_peers=1) as swarm:

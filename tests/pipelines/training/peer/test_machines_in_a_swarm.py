@@ -36,6 +36,7 @@ def test_two_processes_act_as_one_peer_with_the_joined_batch_until_its_hours_are
     assert largest_difference(pair, {n: p.detach() for n, p in initial_model(run).named_parameters()}) > 1e-2
 
 
+@pytest.mark.long
 def test_a_peer_that_measures_micro_batches_while_it_trains_computes_what_it_would_without(tmp_path):
     run = tiny_run(num_epochs=10_000, target_batch_size=64)
     with Swarm(tmp_path, run, num_peers=1) as swarm:

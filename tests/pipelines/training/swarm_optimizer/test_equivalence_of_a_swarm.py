@@ -21,7 +21,7 @@ def relative_difference(first: dict, second: dict) -> float:
     ("task", "settings"),
     [
         pytest.param("text-to-image", {}, marks=pytest.mark.long),
-        ("text-to-image", dict(momentum_before_averaging=True)),
+        pytest.param("text-to-image", dict(momentum_before_averaging=True), marks=pytest.mark.long),
         pytest.param(
             "text-to-image",
             dict(momentum_before_averaging=True, optimizer="muon", peak_learning_rate=2e-3),
