@@ -3,13 +3,13 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-language test test-quick test-slow test-swarm test-long test-soak lint bench bench-gpu verify-figures constraints docs
+.PHONY: help install demo demo-language test test-quick test-processes test-slow test-swarm test-long test-soak lint bench bench-gpu verify-figures constraints docs
 
 VENV := .venv
 STAMP := $(VENV)/.installed
 SITE_VENV := .venv-site
 PYTHONS := $(or $(PYTHON),python3.11 python3.12 python3.13 python3)
-# Test files run in parallel; a file's shared fixtures are made once. Swarms wait for each other a third of the time.
+# Test files run in parallel; a file's shared fixtures are made once. Processes wait for each other a third of the time.
 AT_ONCE := --dist loadfile --no-loadscope-reorder --durations=10 --numprocesses
 # On a loaded machine a peer or a browser may miss a clock: such a test is run once more, and the report names it.
 AGAIN := --reruns 1 -rR
@@ -32,13 +32,17 @@ demo-language: $(STAMP)  ## Train a small language model, compared with n-grams;
 
 # A part that fails does not keep the next from being run: each says what it found.
 test: $(STAMP)  ## Run all tests, the quick ones first
-	@$(MAKE) --no-print-directory --keep-going --jobs=1 test-quick test-slow test-swarm
+	@$(MAKE) --no-print-directory --keep-going --jobs=1 test-quick test-processes
 
 test-quick: $(STAMP)
 	$(VENV)/bin/python -m pytest -m "not slow" $(AT_ONCE) 2
 
+# The swarms first; slow tests fill the gaps at the end.
+test-processes: $(STAMP)
+	$(VENV)/bin/python -m pytest -m "slow and not long" $(AT_ONCE) 3 $(AGAIN)
+
 test-slow: $(STAMP)
-	$(VENV)/bin/python -m pytest -m "slow and not swarm and not long" $(AT_ONCE) 2 $(AGAIN)
+	$(VENV)/bin/python -m pytest -m "slow and not swarm and not long" $(AT_ONCE) 3 $(AGAIN)
 
 test-swarm: $(STAMP)
 	$(VENV)/bin/python -m pytest -m "swarm and not long" $(AT_ONCE) 3 $(AGAIN)
@@ -69,7 +73,7 @@ bench-gpu: $(STAMP)  ## Measure training and generation on a GPU, in at most 8 m
 	$(VENV)/bin/python tests/benchmarks/gpu.py
 
 verify-figures: $(STAMP)  ## Say which figures in the documents are not what the last benchmarks wrote
-	$(VENV)/bin/python tests/verify_figures.py
+	$(VENV)/bin/python -m pytest -q -p no:xdist tests/test_measured_figures.py
 
 docs: $(SITE_VENV)/.installed  ## Build the documents as a web site in site/
 	NO_MKDOCS_2_WARNING=1 $(SITE_VENV)/bin/mkdocs build --quiet --strict

@@ -1,5 +1,7 @@
 """What maintainers expect to find beside the code parses, and names things that exist."""
 
+import ast
+import importlib.util
 import os
 import re
 import shlex
@@ -51,7 +53,7 @@ def test_a_commit_is_checked_by_the_linters_of_make_lint():
     assert all(f"\t$(VENV)/bin/{linter}" in makefile for linter in linters)
 
 
-def test_all_three_parts_of_the_tests_run_though_one_fails_and_in_a_folder_with_spaces(tmp_path):
+def test_both_parts_of_the_tests_run_though_one_fails_and_in_a_folder_with_spaces(tmp_path):
     folder = tmp_path / "my clone of it"
     environment = folder / ".venv"
     (environment / "bin").mkdir(parents=True)
@@ -65,7 +67,7 @@ def test_all_three_parts_of_the_tests_run_though_one_fails_and_in_a_folder_with_
     (environment / ".installed").touch()
     done = subprocess.run(["make", "test"], cwd=folder, capture_output=True, text=True, check=False)
     parts = (folder / "parts").read_text().splitlines()
-    assert parts == ["not slow", "slow and not swarm and not long", "swarm and not long"], done
+    assert parts == ["not slow", "slow and not long"], done
     assert done.returncode == 2 and "test-quick" in done.stderr, done
 
 
@@ -87,3 +89,15 @@ def test_the_citation_is_of_this_version_and_licence_and_names_the_paper(setup_c
     assert re.search(
         rf"^## {re.escape(citation['version'])}$", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE
     )
+
+
+def test_what_benchmarks_and_long_tests_import_is_there():
+    files = [path for folder in ("benchmarks", "long") for path in (ROOT / "tests" / folder).glob("*.py")]
+    modules = {
+        (path.name, node.module)
+        for path in files
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom)
+    }
+    assert len(files) > 20
+    assert [pair for pair in sorted(modules) if importlib.util.find_spec(pair[1]) is None] == []

@@ -1,4 +1,7 @@
-"""Averaging rounds between real averagers in processes of their own on this machine, their links free or shaped."""
+"""Averaging rounds between real averagers in processes of their own on this machine, their links free or shaped.
+
+Usage of a peer: python averaging_round.py NUMBER FOLDER ADDRESS ANNOUNCED SETTINGS.
+"""
 
 import json
 import sys
@@ -7,6 +10,7 @@ import time
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from peer_processes import run_peers
@@ -20,10 +24,15 @@ from pipelines.training.averaging.averager import AveragingRound
 class RoundSettings:
     """What is averaged, and by whom."""
 
-    compression: str
     num_parameters: int
     num_rounds: int
     num_peers: int = 2
+    compression: str = "blockwise_8bit"
+    measures: bool = True
+    """Whether shares follow what is measured of the links; else all are equal."""
+
+    has_helper: bool = False
+    """Whether the last peer is an auxiliary one, which sends nothing."""
 
 
 def run_rounds(settings: RoundSettings, limits: LinkLimits | None = None) -> list[AveragingRound]:
@@ -40,7 +49,8 @@ def run_rounds(settings: RoundSettings, limits: LinkLimits | None = None) -> lis
             if proxy is not None:
                 announced = proxy.add(str(number), port).proxy_port
                 proxy.limit(str(number), limits)
-            arguments.append([str(number), folder, str(port), str(announced), json.dumps(asdict(settings))])
+            addresses = [f"/ip4/127.0.0.1/tcp/{own}" for own in (port, announced)]
+            arguments.append([str(number), folder, *addresses, json.dumps(asdict(settings))])
         run_peers(
             __file__,
             arguments,
@@ -48,57 +58,84 @@ def run_rounds(settings: RoundSettings, limits: LinkLimits | None = None) -> lis
             seconds=600,
             on_start=lambda number, pid: owners.register(pid, str(number)),
         )
-        rounds = json.loads((Path(folder) / "figures.json").read_text(encoding="utf-8"))
+        rounds = json.loads((Path(folder) / "figures-0.json").read_text(encoding="utf-8"))
         return [AveragingRound(**figures) for figures in rounds]
 
 
-def be_a_peer(number: int, folder: Path, port: str, announced_port: str, settings: RoundSettings) -> None:
-    """Average random gradients with the other peers."""
+def be_a_peer(number: int, folder: Path, address: str, announced: str, settings: RoundSettings) -> None:
+    """Average random gradients with the others."""
+    from hivemind.utils import MSGPackSerializer
+
     from pipelines.swarm.network_options import NetworkOptions
     from pipelines.swarm.node import open_dht, visible_addresses
+    from pipelines.training.averaging.bandwidth.division import Division
     from pipelines.training.averaging.wire.codec import averaging_compression
     from pipelines.training.run.training_run import TrainingRun
+    from pipelines.training.swarm_optimizer.assembly import LISTENER
     from pipelines.training.swarm_optimizer.gradient_averager import SwarmGradientAverager
+
+    class EqualDivision(Division):
+        """Says nothing of its link, so that everybody reduces the same."""
+
+        def told(self, gathered: bytes) -> bytes:
+            _, mode, message = MSGPackSerializer.loads(gathered)
+            return MSGPackSerializer.dumps([None, mode, message])
+
+    class EqualAverager(SwarmGradientAverager):
+        async def _step(self, **kwargs: Any) -> None:
+            self._division = self._division or EqualDivision(None, None, may_help=False)
+            await super()._step(**kwargs)
 
     torch.set_num_threads(1)
     run = TrainingRun(
         run_id="bench", model_config={}, dataset_repository="a/b", dataset_revision="c",
         averaging_compression=settings.compression,
     )  # fmt: skip
-    address_file = folder / "address"
-    entry = () if number == 0 else (_wait_for(address_file),)
-    options = NetworkOptions(
-        host_addresses=(f"/ip4/127.0.0.1/tcp/{port}",), announce_addresses=(f"/ip4/127.0.0.1/tcp/{announced_port}",)
-    )
+    helps = settings.has_helper and number == settings.num_peers - 1
+    entry = () if number == 0 else (_wait_for(folder / "address"),)
+    options = NetworkOptions(host_addresses=(address,), announce_addresses=(announced,))
     parameter = torch.nn.Parameter(torch.randn(settings.num_parameters // 1024, 1024))
     rounds = []
     with open_dht("bench/run", entry, options, admission=None) as dht:
         if number == 0:
-            temporary = folder / "address.partial"
-            temporary.write_text(visible_addresses(dht)[0])
-            temporary.rename(address_file)
-        averager = SwarmGradientAverager(
+            _write(folder / "address", visible_addresses(dht)[0])
+        kind = SwarmGradientAverager if settings.measures else EqualAverager
+        averager = kind(
             [parameter], dht=dht, admission=None, prefix="bench", compression=averaging_compression(run),
             target_group_size=settings.num_peers, min_matchmaking_time=4.0, request_timeout=1.5,
             allreduce_timeout=120.0, next_chunk_timeout=30.0, start=True,
+            **(dict(LISTENER, may_help=True) if helps else {}),
         )  # fmt: skip
         while len(rounds) < settings.num_rounds:
-            parameter.grad = torch.randn_like(parameter)
-            averager.accumulate_grads_(batch_size=1)
+            _meet(folder, number, len(rounds), settings.num_peers)
+            if not helps:
+                parameter.grad = torch.randn_like(parameter)
+                averager.accumulate_grads_(batch_size=1)
             averager.step(timeout=240.0)
             averager.notify_used_averaged_gradients()
             rounds.append(asdict(averager.last_round))
-        averager.shutdown()  # answers to the other peers may go on until here
-        rounds[-1] = asdict(averager.last_round)
-        if number == 0:
-            (folder / "figures.json").write_text(json.dumps(rounds))
+        averager.shutdown()
+        _write(folder / f"figures-{number}.json", json.dumps(rounds))
+
+
+def _meet(folder: Path, number: int, round_number: int, num_peers: int) -> None:
+    """Wait until all peers are about to begin a round."""
+    (folder / f"ready-{round_number}-{number}").touch()
+    while len(list(folder.glob(f"ready-{round_number}-*"))) < num_peers:
+        time.sleep(0.05)
+
+
+def _write(path: Path, text: str) -> None:
+    temporary = path.with_suffix(".partial")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.rename(path)
 
 
 def _wait_for(path: Path) -> str:
     while not path.exists():
         time.sleep(0.1)
-    return path.read_text()
+    return path.read_text(encoding="utf-8")
 
 
 if __name__ == "__main__":
-    be_a_peer(int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], sys.argv[4], RoundSettings(**json.loads(sys.argv[5])))
+    be_a_peer(int(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:5], RoundSettings(**json.loads(sys.argv[5])))

@@ -1,13 +1,10 @@
 """From pictures to shards: how fast, the share of the VQGAN itself, bytes per sample, and what other precisions change.
 
-And from shards to batches: how the published shards are streamed, beside other readers, and how much of a pass is read.
-
-Usage: python tests/benchmarks/data.py [--quick] [--case NAME ...]
+Usage: python tests/benchmarks/data.py [--quick]
 """
 
 import argparse
 import io
-import itertools
 import resource
 import tarfile
 import tempfile
@@ -18,8 +15,6 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-from data_coverage import measure_coverage
-from data_streams import measure_streams
 from measurement import Row, write_results
 from PIL import Image
 
@@ -194,30 +189,14 @@ def measure_published(name: str, config: VQGANConfig, folder: Path, num_exact: i
     return rows + measure_precision(f"{name}, random weights", _pictures(tars, codec, num_exact), codec)
 
 
-def measure_reading(folder: Path, quick: bool) -> list[Row]:
-    """All rows about reading published shards."""
-    rows = []
-    parts = (measure_coverage(folder / "coverage", quick), measure_streams(folder / "streams", quick))
-    for row in itertools.chain.from_iterable(parts):
-        print(f"{row.case}: {row.metric} {row.ours:.4g} {row.unit}", flush=True)
-        rows.append(row)
-    return rows
-
-
-CASES = dict(data=measure_preparation, data_streams=measure_reading)
-"""By the file of their results."""
-
-
 def main() -> None:
     """Measure all, print the tables, write the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer pictures: minutes instead of a quarter of an hour")
-    parser.add_argument("--case", nargs="+", choices=CASES, default=list(CASES), help="only these")
     arguments = parser.parse_args()
-    for name in arguments.case:
-        with tempfile.TemporaryDirectory() as folder:
-            rows = CASES[name](Path(folder), arguments.quick)
-        print(f"written to {write_results(name, rows, is_quick=arguments.quick)}")
+    with tempfile.TemporaryDirectory() as folder:
+        rows = measure_preparation(Path(folder), arguments.quick)
+    print(f"written to {write_results('data', rows, is_quick=arguments.quick)}")
 
 
 if __name__ == "__main__":

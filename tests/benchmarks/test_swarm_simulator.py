@@ -40,11 +40,8 @@ def numbers_of_unequal(run, found, expected):
 
 @pytest.mark.slow
 @pytest.mark.swarm
-@pytest.mark.parametrize(
-    "settings",
-    [pytest.param(SETTINGS["local steps"], marks=pytest.mark.long), SETTINGS["gradients in 8 bits"]],
-    ids=SETTINGS,
-)
+@pytest.mark.long
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 def test_two_simulated_peers_have_the_parameters_of_two_processes_in_every_bit(tmp_path, settings):
     """a * x + b * y is rounded once if the processor fuses the second product with the sum: the last bit depends on
     whose part came first. So each tensor may have been averaged in either order; nothing else is left open. What the

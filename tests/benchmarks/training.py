@@ -12,7 +12,6 @@ from pathlib import Path
 
 import torch
 from averaging_round import RoundSettings, run_rounds
-from joining import seconds_to_first_gradient
 from measurement import Row, median_seconds, write_results
 from rich.console import Console
 from thread_rates import measure_thread_rates
@@ -213,22 +212,11 @@ def measure_threads(quick: bool) -> Iterator[Row]:
             yield Row(case=case, metric=f"{number} thread{'s' * (number > 1)}", unit="1/s", ours=found)
 
 
-def measure_joining(quick: bool) -> list[Row]:
-    """Seconds from the join command to the first gradient of it that counts, into a swarm with 4 s epochs."""
-    seconds = []
-    for _ in range(1 if quick else 3):
-        with tempfile.TemporaryDirectory() as folder:
-            seconds.append(seconds_to_first_gradient(Path(folder) / "swarm"))
-    case = "a third peer joins, epochs of 4 s"
-    return [Row(case=case, metric="first gradient counted after", unit="s", ours=statistics.median(seconds))]
-
-
 def _median_round(rounds: list) -> float:
     return statistics.median(r.seconds for r in rounds[1:] or rounds)
 
 
 CASES = dict(
-    joining=measure_joining,
     optimizer=measure_optimizer,
     steps=measure_steps,
     bytes=measure_bytes,

@@ -10,10 +10,9 @@ import torch
 import typer
 from huggingface_hub import HfApi, constants
 from PIL import Image, ImageOps
-from tiny_run_parts import write_tiny_clip_and_codec
+from tiny_run_parts import write_tiny_run
 from typer.testing import CliRunner
 
-from modeling_dalle_collab import DalleCollabConfig, DalleCollabForConditionalGeneration, DalleCollabProcessor
 from pipelines.command_line.generate import generate
 from pipelines.command_line.main import app as all_commands
 from pipelines.image_codes.vqgan_codec import VQGANCodec
@@ -24,37 +23,9 @@ app = typer.Typer()
 app.command()(generate)
 
 
-def write_run(folder, codec_name, clip_name):
-    """A whole run in folders: the model, its codec in `codec`, its CLIP in `clip`, all untrained."""
-    tokenizer, codec = write_tiny_clip_and_codec(folder)
-    processor = DalleCollabProcessor(
-        tokenizer,
-        image_codec_repository=codec_name,
-        image_codec_fingerprint=codec.fingerprint,
-        clip_repository=clip_name,
-        text_sequence_length=8,
-    )
-    processor.save_pretrained(folder / "run")
-    config = DalleCollabConfig(
-        text_vocab_size=len(tokenizer),
-        codebook_size=12,
-        text_sequence_length=8,
-        image_grid_size=4,
-        hidden_size=32,
-        num_hidden_layers=3,
-        attention_pattern=("row", "column"),
-        num_attention_heads=2,
-        head_dim=16,
-        conv_kernel_size=3,
-    )
-    DalleCollabForConditionalGeneration(config).save_pretrained(folder / "run")
-
-
 @pytest.fixture(scope="module")
 def run_folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("parts")
-    write_run(folder, str(folder / "codec"), str(folder / "clip"))
-    return folder / "run"
+    return write_tiny_run(tmp_path_factory.mktemp("parts"))
 
 
 def invoke(*arguments):
@@ -179,7 +150,7 @@ def test_help_shows_examples():
 @pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")  # inside huggingface_hub's LFS upload
 def test_a_run_on_the_hub_is_drawn_with_the_codec_and_clip_it_names(hub, commands, tmp_path):
     constants.HF_HUB_DISABLE_XET = True  # what `prepare_hub_client` does where HF_ENDPOINT is set
-    write_run(tmp_path, "org/drawing-codec", "org/drawing-clip")
+    write_tiny_run(tmp_path, "org/drawing-codec", "org/drawing-clip")
     shutil.copytree(tmp_path / "run", tmp_path / "young", ignore=shutil.ignore_patterns("*.safetensors", "config.json"))
     (tmp_path / "young" / "training_run.json").write_text("{}")
     api = HfApi(endpoint=hub.endpoint, token=hub.alice_token)

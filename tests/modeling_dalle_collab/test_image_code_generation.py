@@ -10,14 +10,9 @@ from modeling_dalle_collab import DalleCollabConfig, DalleCollabModel
 from modeling_dalle_collab.cache_dalle_collab import GenerationCache, Prefix
 from modeling_dalle_collab.guessing_dalle_collab import Guesses, WindowChoice
 from modeling_dalle_collab.sampling_dalle_collab import (
-    SamplingOptions,
     candidate_batches,
     candidate_numbers,
-    choose_codes,
-    keep_likely,
 )
-
-NO_LIMIT = SamplingOptions(top_k=None)
 
 
 def cached_logits(model, text, codes, num_candidates, *, num_given=0, static=False, step=None, window=1):
@@ -105,16 +100,6 @@ def test_a_static_step_is_one_graph_for_all_places(tiny_model, tiny_batch):
     compiled = cached_logits(model, text, codes, 2, static=True, step=step)
     assert len(graphs) == 1
     torch.testing.assert_close(compiled, full_logits(model, text, codes, 2), atol=1e-4, rtol=0)
-
-
-@pytest.mark.parametrize("options", [{}, {"guidance_scale": 3.0}, {"top_p": 0.75}])
-def test_static_and_dynamic_caches_draw_the_same(tiny_model, tiny_batch, options):
-    model, (text, _) = tiny_model(), tiny_batch()
-    dynamic, static = (
-        model.generate_image_codes(text, num_candidates=2, seed=3, cache_implementation=kind, **options)
-        for kind in ("dynamic", "static")
-    )
-    assert torch.equal(dynamic, static)
 
 
 @pytest.mark.slow
@@ -213,11 +198,11 @@ def differing_codes(expected, drawn, model, text, seed):
 @torch.no_grad()
 def test_codes_are_those_of_the_sequential_sampler_whatever_windows_and_batches(tiny_model, tiny_batch, options):
     model, (text, _) = tiny_model(image_grid_size=7), tiny_batch(batch=2)
-    ways = [{"window": 4}, {"window": 8}, {"window": 16}, {}, {"window": 4, "candidate_batch_size": 5}]
-    expected = model.generate_image_codes(text, num_candidates=8, seed=2, window=1, **options)
+    ways = [{"window": 16}, {}, {"window": 4, "candidate_batch_size": 5}]
+    expected = model.generate_image_codes(text, num_candidates=4, seed=2, window=1, **options)
     parted = []
     for way in ways:
-        drawn = model.generate_image_codes(text, num_candidates=8, seed=2, **options, **way)
+        drawn = model.generate_image_codes(text, num_candidates=4, seed=2, **options, **way)
         parted += differing_codes(expected, drawn, model, text, seed=2)
     # Only rounding can part them: at most one code in 10,000, and there the number lies on a boundary.
     assert len(parted) <= 1e-4 * len(ways) * expected.numel(), parted
@@ -277,43 +262,6 @@ def test_sampling_one_likeliest_code_is_greedy(tiny_model, tiny_batch):
     assert torch.equal(
         model.generate_image_codes(text, top_k=1), model.generate_image_codes(text, temperature=0, seed=5)
     )
-
-
-def test_codes_are_drawn_with_the_probabilities_of_the_tempered_softmax():
-    logits = torch.tensor([0.0, 2.0, -1.0, 1.0])
-    options = SamplingOptions(top_k=None, temperature=0.7)
-    numbers = (torch.arange(100_000, dtype=torch.float64) + 0.5) / 100_000
-    chosen = choose_codes(logits.expand(100_000, -1), numbers, options)
-    shares = chosen.bincount(minlength=4) / 100_000
-    torch.testing.assert_close(shares, (logits / 0.7).softmax(dim=-1), atol=2e-5, rtol=0)
-
-
-def test_top_k_keeps_the_likeliest_codes():
-    logits = torch.tensor([[0.0, 3.0, 1.0, 2.0], [5.0, 1.0, 2.0, 3.0]])
-    kept = keep_likely(logits, SamplingOptions(top_k=2)).isfinite()
-    assert kept.tolist() == [[False, True, False, True], [True, False, False, True]]
-    assert keep_likely(logits, SamplingOptions(top_k=9)).isfinite().all()
-
-
-def test_top_p_keeps_codes_until_the_threshold_is_crossed():
-    logits = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log()
-    for top_p, number_kept in ((0.4, 1), (0.6, 2), (0.81, 3), (0.99, 4), (1.0, 4)):
-        kept = keep_likely(logits, SamplingOptions(top_k=None, top_p=top_p)).isfinite()
-        assert kept.tolist() == [[place < number_kept for place in range(4)]]
-
-
-def test_top_p_counts_after_top_k():
-    logits = torch.tensor([[0.4, 0.3, 0.2, 0.1]]).log()
-    # Of the first two codes alone the first has 0.57.
-    assert keep_likely(logits, SamplingOptions(top_k=2, top_p=0.55)).isfinite().tolist() == [
-        [True, False, False, False]
-    ]
-
-
-def test_a_code_without_probability_is_never_chosen():
-    logits = torch.tensor([[-torch.inf, 0.0, -torch.inf, 0.0, -torch.inf]]).expand(4, -1)
-    numbers = torch.tensor([0.0, 0.4999, 0.5, 1 - 2**-53], dtype=torch.float64)
-    assert choose_codes(logits, numbers, NO_LIMIT).tolist() == [1, 1, 3, 3]
 
 
 def test_progress_counts_every_code_once(tiny_model, tiny_batch):

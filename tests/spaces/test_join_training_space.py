@@ -9,15 +9,13 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import nbformat
 import psutil
 import pytest
-from assistants import Assistant, assistant
+from assistants import assistant
 from browsing import SIZES, needs_browser, serious_findings, take_picture, watched_page
-from forked_processes import ForkedProcess
 from notebooks import executed, outputs_of
 from published_runs import LOOPBACK, command_environment
 from space_process import started_space
@@ -29,33 +27,13 @@ PATIENCE = 120_000
 pytestmark = [pytest.mark.slow, pytest.mark.swarm, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
 
-@dataclass(frozen=True)
-class LiveRun:
-    """A run with its auxiliary peer, and one peer that rests until it is called back."""
-
-    auxiliary: Assistant
-    peer: ForkedProcess
-
-    @contextlib.contextmanager
-    def peer_at_work(self):
-        self.peer.send_signal(signal.SIGUSR2)
-        try:
-            yield
-        finally:
-            self.peer.send_signal(signal.SIGUSR1)
-
-
 @pytest.fixture(scope="module")
 def live_run(training_material, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("live")
+    """Yield the auxiliary peer of a run that nobody trains yet."""
     training_material.create_run(RUN)
-    join = ("join", RUN, "--host", LOOPBACK, "--micro-batch-size", "4", "--shuffle-buffer", "64", "--cpu-threads", "1")
-    with assistant(training_material, RUN, folder, "aux") as auxiliary:
+    with assistant(training_material, RUN, tmp_path_factory.mktemp("live"), "aux") as auxiliary:
         auxiliary.wait_until(lambda look: True, "ready")
-        with training_material.commands.started_worker(folder / "peer.log", *join) as peer:
-            auxiliary.wait_until(lambda look: look["num_trainers"] == 1, "hearing of the peer")
-            peer.send_signal(signal.SIGUSR1)
-            yield LiveRun(auxiliary, peer)
+        yield auxiliary
 
 
 @pytest.fixture(scope="module")
@@ -196,11 +174,7 @@ def test_an_owner_checks_starts_pauses_and_stops_and_visitors_look_on(
         wait_for_state(page, "training")
         assert len(trainers_of(space)) == 1
         arguments = [word for child in psutil.Process(space.pid).children(recursive=True) for word in child.cmdline()]
-        with live_run.peer_at_work():
-            live_run.auxiliary.wait_until(
-                lambda look: look["num_trainers"] == 2 and look["summary"] and look["summary"]["num_peers"] == 2,
-                "hearing of the page's samples", after=len(live_run.auxiliary.looks()),
-            )  # fmt: skip
+        live_run.wait_until(lambda look: look["num_trainers"] == 1 and look["summary"], "hearing of the page's samples")
         page.wait_for_function("document.querySelector('.join .speed polyline') !== null", timeout=PATIENCE)
         take_picture(page, "join_training", tmp_path)
         assert serious_findings(page) == []

@@ -12,17 +12,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from agent_client import use_tools
 from browsing import SIZES, needs_browser, serious_findings, take_picture, watched_page
 from drawing_page import press_draw, wait_for_status
 from huggingface_hub import HfApi, constants
 from PIL import Image
-from tiny_run_parts import write_tiny_clip_and_codec
+from tiny_run_parts import tiny_model, write_tiny_run
 
 from hub_tools.local_hub import LocalHub
-from modeling_dalle_collab import DalleCollabConfig, DalleCollabForConditionalGeneration, DalleCollabProcessor
 from pipelines.image_codes.image_code_record import ImageCodeLayout, image_code_table, write_image_code_shard
+from pipelines.image_codes.vqgan_codec import VQGANCodec
 from pipelines.training.run.training_run import TrainingRun
 
 SPACE = Path(__file__).parents[2] / "spaces" / "text_to_image_demo"
@@ -60,7 +59,9 @@ def publish(api, folder, name, repo_type="model"):
 def parts(api, tmp_path_factory):
     """Codec, CLIP and dataset on the Hub; returns the folder with the run, which has no weights yet."""
     folder = tmp_path_factory.mktemp("parts")
-    tokenizer, codec = write_tiny_clip_and_codec(folder)
+    write_tiny_run(folder, "org/codec", "org/clip")
+    (folder / "run" / "model.safetensors").unlink()
+    codec = VQGANCodec.from_pretrained(folder / "codec")
     layout = ImageCodeLayout(codec_fingerprint=codec.fingerprint, codebook_size=12, grid_size=4)
     captions = [HOSTILE_CAPTION, *(f"a {color} star number {i}" for i in range(12) for color in ("red", "blue"))]
     codes = np.random.default_rng(0).integers(0, 12, (NUM_RECORDS, 16))
@@ -71,10 +72,6 @@ def parts(api, tmp_path_factory):
     publish(api, folder / "codec", "org/codec")
     publish(api, folder / "clip", "org/clip")
     dataset_revision = publish(api, folder / "data", "org/data", "dataset")
-    processor = DalleCollabProcessor(
-        tokenizer, image_codec_repository="org/codec", clip_repository="org/clip", text_sequence_length=8
-    )
-    processor.save_pretrained(folder / "run")
     run = TrainingRun(run_id="tiny", model_config={}, dataset_repository="org/data", dataset_revision=dataset_revision)
     (folder / "run" / "training_run.json").write_text(run.to_json())
     return folder
@@ -83,22 +80,9 @@ def parts(api, tmp_path_factory):
 @pytest.fixture(scope="module")
 def published_run(api, parts):
     """A run with two published epochs; returns their commits."""
-    config = DalleCollabConfig(
-        text_vocab_size=300,
-        codebook_size=12,
-        text_sequence_length=8,
-        image_grid_size=4,
-        hidden_size=32,
-        num_hidden_layers=3,
-        attention_pattern=("row", "column"),
-        num_attention_heads=2,
-        head_dim=16,
-        conv_kernel_size=3,
-    )
     commits = {}
     for epoch in (7, 12):
-        torch.manual_seed(epoch)
-        DalleCollabForConditionalGeneration(config).save_pretrained(parts / "run")
+        tiny_model(300, seed=epoch).save_pretrained(parts / "run")
         (parts / "run" / "run_state.json").write_text(json.dumps({"epoch": epoch}))
         commits[epoch] = publish(api, parts / "run", "org/run")
         api.create_tag("org/run", tag=f"epoch-{epoch}", revision=commits[epoch])

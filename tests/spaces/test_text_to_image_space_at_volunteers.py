@@ -80,16 +80,6 @@ def pixels(pictures):
     return [Image.open(picture["image"]).tobytes() for picture in pictures]
 
 
-def test_the_pictures_are_those_of_one_machine_and_each_says_who_drew_it(run, client, expected):
-    for name in ("ann", "bea"):
-        run.serve("--name", name, "--max-codes-per-second", 100)
-    pictures, message = draw(client, candidates=24)
-    assert pixels(pictures) == expected(24, 4)
-    assert all(re.fullmatch(r"CLIP -?\d+\.\d\d, drawn by (ann|bea)", picture["caption"]) for picture in pictures)
-    who = r"24 candidates drawn by (ann|bea) \d+ \(epoch 3, float32\), (ann|bea) \d+ \(epoch 3, float32\)\."
-    assert re.fullmatch(rf"The best 4 of 24 candidates, .* in \d+ s\. {who} {re.escape(UNCHECKED)}", message)
-
-
 def test_an_agent_reads_names_as_the_words_of_strangers(run, address):
     run.serve("--name", HOSTILE_NAME)
     tools, (drawn,) = use_tools(address, ("draw", dict(prompt="a red star", candidates=2, keep=1, top_k=8, seed=0)))
@@ -99,19 +89,6 @@ def test_an_agent_reads_names_as_the_words_of_strangers(run, address):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("blow", ["SIGKILL", "SIGSTOP"])
-def test_whoever_dies_or_stops_the_pictures_are_the_same(run, client, expected, blow):
-    victim, _ = (run.serve("--max-codes-per-second", 40) for _ in range(2))
-    job = client.submit("a red star", 16, 4, 8, 1.0, 1.0, 3, api_name="/draw")
-    while not any("left." in output[1] for output in job.outputs()):
-        assert not job.done(), job.result()
-        time.sleep(0.05)
-    victim.signal(getattr(signal, blow))
-    pictures, message = job.result(timeout=120)
-    assert pixels(pictures) == expected(16, 4, seed=3), message
-    assert "were drawn a second time" in message
-
-
 def test_where_nobody_serves_one_line_says_so_and_the_page_draws_when_somebody_does(run, client, expected):
     pictures, message = draw(client)
     assert pictures == [] and message.startswith("Nobody has drawn for 8 s: no server of checkpoint ")
@@ -151,20 +128,6 @@ def test_a_killed_program_is_one_line_and_nothing_outlives_the_page(run, bundle,
     while group_members(asker):
         assert time.monotonic() < deadline, group_members(asker)
         time.sleep(0.05)
-
-
-@pytest.mark.long
-def test_a_liar_is_named_on_a_page_that_checks(run, bundle, environment, expected, tmp_path):
-    import gradio_client
-
-    run.serve_falsely()
-    run.serve("--max-codes-per-second", 300)
-    with started_space(bundle, environment | dict(AUDIT="yes")) as (_, address):
-        client = gradio_client.Client(address, download_files=str(tmp_path), verbose=False)
-        pictures, message = draw(client, candidates=32)
-    assert pixels(pictures) == expected(32, 4)
-    assert "did not draw what was asked for" in message and re.search(r"Checked: \d+ of 32, at random\.", message)
-    assert all("drawn by giver-" in picture["caption"] for picture in pictures)
 
 
 QUEUE_HAS = """async (number) => {

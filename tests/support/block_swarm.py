@@ -30,8 +30,9 @@ class ServingPeer:
         self._log, settings, self.output = (folder / f"{name}{end}" for end in ("-ready.json", ".json", ".log"))
         self._log.unlink(missing_ok=True)
         values = dict(log=str(self._log), model=str(model), layers=[layers.start, layers.stop], memory=memory)
+        values["limits"] = dict(streams_per_peer=64)
         settings.write_text(json.dumps(values), encoding="utf-8")
-        self.process = ForkedProcess(fork_server(), str(SUPPORT / "block_peer.py"), [str(settings)], self.output)
+        self.process = ForkedProcess(fork_server(), str(SUPPORT / "stream_peer.py"), [str(settings)], self.output)
 
     def wait(self) -> None:
         deadline = time.monotonic() + START_SECONDS

@@ -13,50 +13,15 @@ from entry_peers import started_entry_peers
 from forked_processes import ForkedProcess, fork_server
 from huggingface_hub import HfApi, constants
 from language_material import ALBERT, GPT2, tiny_tokenizer
-from tiny_run_parts import write_tiny_clip_and_codec
+from tiny_run_parts import write_tiny_run
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM, PreTrainedModel
 
 from hub_tools.local_hub import LocalHub
-from modeling_dalle_collab import DalleCollabConfig, DalleCollabForConditionalGeneration, DalleCollabProcessor
+from modeling_dalle_collab import DalleCollabForConditionalGeneration
 from pipelines.training.run.training_run import TrainingRun
 
 MAIN = "pipelines.command_line.main"
 LOOPBACK = "/ip4/127.0.0.1/tcp/0"
-TEXT_LENGTH, GRID, NUM_CODES = 8, 4, 12
-
-
-def tiny_model(
-    text_vocab_size: int, *, grid: int = GRID, seed: int = 0, layers: int = 3
-) -> DalleCollabForConditionalGeneration:
-    """Return an untrained model, always the same one for a seed."""
-    torch.manual_seed(seed)
-    config = DalleCollabConfig(
-        text_vocab_size=text_vocab_size,
-        codebook_size=NUM_CODES,
-        text_sequence_length=TEXT_LENGTH,
-        image_grid_size=grid,
-        hidden_size=32,
-        num_hidden_layers=layers,
-        attention_pattern=("row", "column"),
-        num_attention_heads=2,
-        head_dim=16,
-        conv_kernel_size=3,
-    )
-    return DalleCollabForConditionalGeneration(config).eval()
-
-
-def write_run_folder(folder: Path, name: str) -> None:
-    """Write a whole run with an untrained model: `run`, and its codec and CLIP as `codec` and `clip`."""
-    tokenizer, codec = write_tiny_clip_and_codec(folder)
-    processor = DalleCollabProcessor(
-        tokenizer,
-        image_codec_repository=f"org/{name}-codec",
-        image_codec_fingerprint=codec.fingerprint,
-        clip_repository=f"org/{name}-clip",
-        text_sequence_length=TEXT_LENGTH,
-    )
-    processor.save_pretrained(folder / "run")
-    write_weights(folder / "run", tiny_model(len(tokenizer)), epoch=3)
 
 
 def write_language_folder(folder: Path, task: str) -> None:
@@ -75,6 +40,11 @@ def write_language_folder(folder: Path, task: str) -> None:
 def write_weights(folder: Path, model: PreTrainedModel, *, epoch: int) -> None:
     """Write a checkpoint's weights and state into a run's folder."""
     model.save_pretrained(folder)
+    write_state(folder, epoch=epoch)
+
+
+def write_state(folder: Path, *, epoch: int) -> None:
+    """Write into a run's folder of which epoch its weights are."""
     (folder / "run_state.json").write_text(json.dumps(dict(epoch=epoch, run_id="drawn")), encoding="utf-8")
 
 
@@ -89,7 +59,8 @@ class DrawnRun:
 
         self.api = HfApi(endpoint=hub.endpoint, token=hub.alice_token)
         if task == "text-to-image":
-            write_run_folder(folder, name)
+            write_tiny_run(folder, f"{self.name}-codec", f"{self.name}-clip")
+            write_state(folder / "run", epoch=3)
             parts = {"run": self.name, "codec": f"{self.name}-codec", "clip": f"{self.name}-clip"}
         else:
             write_language_folder(folder, task)

@@ -3,7 +3,7 @@
 Usage: python link_peers.py SETTINGS.json. `upload_mbit` gives the rate of each member; the member "helper" sends
 nothing, and offers its link, and the member "anchor" only listens. With `dies` the helper is killed once it has given
 its first answers in the first round, from that one on, in which it reduces. `rounds_of` says for a member in which
-rounds it is there, `killed_in` in which round it is killed, once it has sent `KILLED_AFTER` bytes there.
+rounds it is there.
 """
 
 import hashlib
@@ -11,8 +11,6 @@ import json
 import os
 import signal
 import sys
-import threading
-import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -36,8 +34,6 @@ from pipelines.training.swarm_optimizer.hivemind_options import averager_options
 NUM_VALUES = 2**19
 HELPER, ANCHOR = "helper", "anchor"
 ANSWERS_BEFORE_DEATH = 2
-KILLED_AFTER = NUM_VALUES
-"""Bytes, a quarter of a vector of float32."""
 
 
 class WrittenDownAverager(SwarmGradientAverager):
@@ -75,7 +71,7 @@ def make_averager(settings: dict, dht: Any) -> WrittenDownAverager:
     return WrittenDownAverager(
         parameters, dht=dht, admission=None, prefix="links", compression=averaging_compression(run),
         target_group_size=len(settings["members"]), min_matchmaking_time=run.matchmaking_seconds,
-        allreduce_timeout=60.0, next_chunk_timeout=15.0, part_size_bytes=settings.get("part_bytes", PART_BYTES),
+        allreduce_timeout=60.0, next_chunk_timeout=15.0, part_size_bytes=PART_BYTES,
         start=True, **averager_options(run), **special,
     )  # fmt: skip
 
@@ -84,13 +80,6 @@ def direction(number: int) -> torch.Tensor:
     """Return what everybody's gradient in a round is a multiple of; no value is near 0."""
     random = torch.rand(NUM_VALUES // 1024, 1024, generator=torch.Generator().manual_seed(number))
     return 0.5 + random
-
-
-def die_in_the_middle(averager: WrittenDownAverager, before: int) -> None:
-    """Kill this whole peer once it has sent a part of its vector."""
-    while averager.last_round.bytes_sent - before < KILLED_AFTER:
-        time.sleep(0.01)
-    os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
 def average(settings: dict, averager: WrittenDownAverager, number: int, members: list[str]) -> None:
@@ -103,8 +92,6 @@ def average(settings: dict, averager: WrittenDownAverager, number: int, members:
     write_event(settings, event="prepared", number=number)
     wait_for_events(settings, members, "prepared", number=number)
     before = averager.last_round
-    if settings.get("killed_in", {}).get(name) == number:
-        threading.Thread(target=die_in_the_middle, args=(averager, before.bytes_sent), daemon=True).start()
     try:
         averager.step(timeout=settings.get("step_seconds", 120.0))
     except Exception as error:  # what failed, and in which way, is for the test to say
@@ -149,8 +136,7 @@ def take_part(settings: dict) -> None:
             ]
             if name in there:
                 average(settings, averager, number, there)
-            mortal = {HELPER} | settings.get("killed_in", {}).keys()
-            wait_for_events(settings, [member for member in there if member not in mortal], "averaged", number=number)
+            wait_for_events(settings, [member for member in there if member != HELPER], "averaged", number=number)
         averager.shutdown()
 
 

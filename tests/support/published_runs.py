@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -24,6 +25,11 @@ from pipelines.training.run.training_run import TrainingRun
 NUM_RECORDS = 96
 TEXT_DATASET = "org/tiny-documents"
 LOOPBACK = "/ip4/127.0.0.1/tcp/0"
+NOT_FOR_PEOPLE = re.compile(
+    r"Traceback|never retrieved|already awaited|never awaited|was destroyed|Exception ignored|\w+Warning:|^  File ",
+    re.M,
+)
+"""What no log of a command has, whatever goes wrong in its swarm: words of libraries."""
 TINY_SETTINGS = dict(
     **TINY_MODEL_SETTINGS,
     target_batch_size=32,

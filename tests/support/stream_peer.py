@@ -1,6 +1,7 @@
 """A peer that answers one service over streams; usage: python stream_peer.py SETTINGS.json.
 
-`log` of the settings is a file for a line of JSON when it is ready; `limits` are those of the streams.
+`log` of the settings is a file for a line of JSON when it is ready; `limits` are those of the streams. With `model`, a
+folder, it serves some of its layers: `layers` are two numbers, `memory` are the bytes that one client may take.
 """
 
 import asyncio
@@ -12,10 +13,14 @@ from pathlib import Path
 
 import torch
 
+from pipelines.serving.blocks.client.distributed_model import local_server
+from pipelines.serving.blocks.service import BlocksService
+from pipelines.serving.blocks.weights import find_model
 from pipelines.swarm.network_options import NetworkOptions
 from pipelines.swarm.node import open_dht, visible_addresses
 from pipelines.swarm.streams.introductions import Introductions
 from pipelines.swarm.streams.peer_loop import PeerLoop
+from pipelines.swarm.streams.quotas import Quota
 from pipelines.swarm.streams.refusals import Refusal
 from pipelines.swarm.streams.server import StreamLimits, StreamServer
 from pipelines.training.peer.process_group import guard_process_group
@@ -62,16 +67,31 @@ class Echo:
             raise RuntimeError("a fault of the service")
 
 
+class Layers(BlocksService):
+    """Some layers of the model in a folder."""
+
+    def __init__(self, settings: dict) -> None:
+        memory = Quota("bytes of caches", per_peer=settings["memory"], in_all=2 * settings["memory"])
+        self.blocks = local_server(find_model(settings["model"]), range(*settings["layers"]), memory=memory)
+        super().__init__(self.blocks)
+
+
 def main(settings: dict) -> None:
     guard_process_group()
+    torch.set_num_threads(1)
     options = NetworkOptions(host_addresses=(HOST,), startup_timeout_seconds=300.0)
     with open_dht(NAMESPACE, (), options, admission=None) as dht, PeerLoop(dht) as loop:
         server = StreamServer(loop.p2p, NAMESPACE, Introductions(None), limits=StreamLimits(**settings["limits"]))
-        loop.call(server.offer(Echo()))
+        service = Layers(settings) if "model" in settings else Echo()
+        loop.call(server.offer(service))
         ready = dict(addresses=visible_addresses(dht), peer=dht.peer_id.to_base58(), pid=os.getpid())
+        if isinstance(service, Layers):
+            ready["revision"] = service.blocks.revision
         Path(settings["log"]).write_text(json.dumps(ready), encoding="utf-8")
         signal.sigwait({signal.SIGTERM})
         loop.call(server.leave(5.0))
+        if isinstance(service, Layers):
+            service.close()
 
 
 if __name__ == "__main__":

@@ -45,8 +45,8 @@ def wait_until_seen(peer: TrainingPeer, num_peers: int) -> None:
             time.sleep(0.02)
 
 
-def strike_in_round(current_epochs: list, epoch: int, number: int, guard: int, averager: str) -> None:
-    """From the given epoch on, send the whole peer a signal as soon as an averager has sent a part to somebody."""
+def strike_in_round(current_epochs: list, epoch: int, number: int, guard: int) -> None:
+    """From the given epoch on, send the whole peer a signal as soon as it has sent somebody a part of its gradient."""
     current_epoch = multiprocessing.Value("q", 0)
     current_epochs.append(current_epoch)
 
@@ -54,7 +54,7 @@ def strike_in_round(current_epochs: list, epoch: int, number: int, guard: int, a
         async def _messages_of_stream(self, peer_index, stream):
             async for message in super()._messages_of_stream(peer_index, stream):
                 yield message
-                if current_epoch.value >= epoch and self._prefix.endswith(averager):
+                if current_epoch.value >= epoch and self._prefix.endswith("grad_averager"):
                     # This process comes last: it would strike nobody any more. The guard of the group stays awake.
                     for pid in sorted(group_members(os.getpgrp()), key=os.getpid().__eq__):
                         if pid != guard:
@@ -91,8 +91,7 @@ def main(settings: dict) -> None:
     task = made_up_task(run.replace(entry_addresses=settings["entry_addresses"]))
     current_epoch = []
     if "struck_in_round_of_epoch" in settings:
-        averager = settings.get("struck_averager", "grad_averager")
-        strike_in_round(current_epoch, settings["struck_in_round_of_epoch"], settings["signal"], guard, averager)
+        strike_in_round(current_epoch, settings["struck_in_round_of_epoch"], settings["signal"], guard)
     if "dawdles_in_round_of_epoch" in settings:
         dawdle_in_round(current_epoch, settings["dawdles_in_round_of_epoch"], seconds=18.0)
     if "deliveries" in settings:
@@ -122,7 +121,6 @@ def main(settings: dict) -> None:
         seeds = iter(range(settings["first_seed"], 10**9))
         if settings.get("train", True):
             train(peer, run, settings, seeds, stop, events, current_epoch)
-        stop.wait(settings.get("linger_seconds", 0))
         save_parameters(peer, folder / f"{name}.safetensors")
         averaging = peer.optimizer.grad_averager.last_round
         write_event(
@@ -168,18 +166,7 @@ def train(peer: TrainingPeer, run: TrainingRun, settings: dict, seeds, stop, eve
             sizes.append(peer.micro_batch_size)
             for cell in current_epoch:
                 cell.value = peer.optimizer.local_epoch
-            if seed in settings.get("poisoned_seeds", []):
-                with torch.no_grad():  # one gradient of this peer is not finite
-                    first = next(peer.model.parameters())
-                    kept = first.clone()
-                    first.fill_(float("nan"))
-                try:
-                    yield made_up_batch(run, seed, sizes[-1])
-                finally:  # also where the peer stops with this batch
-                    with torch.no_grad():
-                        first.copy_(kept)
-            else:
-                yield made_up_batch(run, seed, sizes[-1])
+            yield made_up_batch(run, seed, sizes[-1])
             time.sleep(settings.get("seconds_per_batch", 0.0))
 
     num_rounds = 0

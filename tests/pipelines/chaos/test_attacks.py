@@ -6,8 +6,9 @@ from swarm_of_processes import HOSTILE_PROCESS, Swarm, tiny_run
 from pipelines.chaos.attacks.table import ATTACKS
 from pipelines.chaos.faults.fault_script import DRAWN_KINDS, NO_PEER, attack_in_the_middle, draw_faults
 
-AMONG_ALL_TESTS = ("bad_mode", "framing_member", "lying_epoch", "zeroing_reducer")
-"""One of each part that is attacked; `make test-long` has them all."""
+AMONG_ALL_TESTS = ("bad_mode", "lying_epoch")
+"""One of records and one of matchmaking; those who attack the averages are in `test_false_averages_in_a_swarm.py`, and
+`make test-long` has them all."""
 
 
 @pytest.fixture(scope="module")

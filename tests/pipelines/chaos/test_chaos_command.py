@@ -14,12 +14,13 @@ from pipelines.chaos.faults.fault_script import read_script
 
 pytestmark = [pytest.mark.slow, pytest.mark.swarm]
 
-SECONDS = 24
+SECONDS = 26
 SCRIPT = [
     {"kind": "nan", "at_seconds": 1, "duration_seconds": 6, "peer": 0},
     {"kind": "kill", "at_seconds": 5, "duration_seconds": 3, "peer": 1},
     {"kind": "hub_outage", "at_seconds": 7, "duration_seconds": 6},
-    {"kind": "stop", "at_seconds": 14, "duration_seconds": 5, "peer": 2},
+    {"kind": "child", "at_seconds": 9, "duration_seconds": 2, "peer": 2},
+    {"kind": "stop", "at_seconds": 14, "duration_seconds": 5, "peer": 0},
     {"kind": "disk_full", "at_seconds": 15, "duration_seconds": 4},
 ]
 
@@ -54,32 +55,12 @@ def test_training_survives_faults_with_equal_parameters_and_leaves_nothing_behin
     assert read_script(output / "faults.json", seed=0, duration_seconds=SECONDS, num_peers=3) == read_script(
         script, seed=0, duration_seconds=SECONDS, num_peers=3
     )
-    lives = [json.loads(line)["event"] for line in (output / "trainer-1.jsonl").read_text().splitlines()]
-    assert lives.count("started") == 2, "the volunteer of the killed trainer came back"
-    assert (output / "timeline.png").read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.timeout(600)
-def test_a_trainer_that_loses_a_child_of_hivemind_says_so_ends_and_comes_back(tmp_path):
-    # At the end nothing strikes: it is the time in which the last one rejoins.
-    kinds = [dict(kind="child", at_seconds=at, duration_seconds=2, peer=peer) for at, peer in ((1, 0), (7, 1), (13, 0))]
-    script, output = tmp_path / "faults.json", tmp_path / "output"
-    script.write_text(json.dumps(kinds))
-    done = subprocess.run(
-        chaos_command("--peers", 3, "--minutes", SECONDS / 60, "--script", script, "--output", output, "--json"),
-        capture_output=True,
-        text=True,
-        timeout=560,
-        check=False,
-    )
-    assert done.returncode in (0, 3), done.stderr[-3000:]
-    report = json.loads(done.stdout.splitlines()[-1])
-    assert report["num_unexpected_exits"] == 0, "each trainer ended within seconds, with all of its processes"
-    assert report["criteria"]["no orphan process"] and report["criteria"]["all parameters equal at the end"]
-    for trainer, num_lives in ((0, 3), (1, 2), (2, 1)):
+    # Each trainer that was killed came back; the one that lost a process of hivemind's said so and ended by itself.
+    for trainer, num_lives, num_said in ((0, 1, 0), (1, 2, 0), (2, 2, 1)):
         lives = [json.loads(line)["event"] for line in (output / f"trainer-{trainer}.jsonl").read_text().splitlines()]
         said = (output / "logs" / f"trainer-{trainer}.log").read_text().count("cannot go on without it and ends.")
-        assert (lives.count("started"), said) == (num_lives, num_lives - 1)
+        assert (lives.count("started"), said) == (num_lives, num_said)
+    assert (output / "timeline.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.timeout(300)

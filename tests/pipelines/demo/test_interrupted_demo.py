@@ -1,4 +1,4 @@
-"""The short demo as users call it: killed in the middle, called again, and a trainer freezes in the last epoch."""
+"""The short demo as users call it: killed in the middle, called again, a trainer freezes in the last epoch, pages."""
 
 import json
 import signal
@@ -6,10 +6,13 @@ import subprocess
 import sys
 import time
 
+import httpx2
+import psutil
 import pytest
 
 from pipelines.demo.running.event_files import EventReader
 from pipelines.demo.running.programs import VARIABLE, mark_of_all
+from pipelines.demo.running_spaces import read_addresses
 from pipelines.demo.scenes_demo import SHORT_SETTINGS
 from pipelines.process_table import processes_with_variable, signal_processes
 
@@ -69,3 +72,35 @@ def test_a_demo_that_was_killed_goes_on_and_draws_although_a_trainer_freezes_in_
     summary = json.loads((output / "summary.json").read_text())
     assert summary["epochs"] == SHORT_SETTINGS["num_epochs"] and (output / "grid.png").exists()
     assert marked(output) == []
+    check_pages(output, tmp_path / "pages.log")
+
+
+def check_pages(output, log):
+    """`demo spaces` opens the pages that the summary links, until Ctrl-C."""
+    addresses = read_addresses(output)
+    summary = (output / "summary.html").read_text()
+    assert len(addresses) == 5 and all(f'href="{address}"' in summary for address in addresses.values())
+    command = [sys.executable, "-m", "pipelines.command_line.main", "demo", "spaces", "--output", str(output)]
+    with log.open("w") as file:
+        process = subprocess.Popen(command, stdout=file, stderr=file, start_new_session=True)
+    try:
+        deadline = time.monotonic() + 180
+        while not all(map(answers, addresses.values())):
+            assert process.poll() is None and time.monotonic() < deadline, log.read_text()
+            time.sleep(0.2)
+        family = psutil.Process(process.pid).children(recursive=True)
+        run = httpx2.get(f"{addresses['landing_page']}/settings.json").json()["run"]
+        assert httpx2.get(f"{addresses['training_dashboard']}/api/run").json()["run"] == run
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0, log.read_text()
+        assert psutil.wait_procs(family, timeout=10)[1] == []
+        assert "Traceback" not in log.read_text()
+    finally:
+        process.kill()
+
+
+def answers(address):
+    try:
+        return httpx2.get(address, timeout=5).status_code == 200
+    except httpx2.HTTPError:
+        return False

@@ -29,8 +29,8 @@ def scene_pictures(config=None, every=1):
 
 
 def test_fresh_clean_pictures_are_read_at_least_995_times_in_1000():
-    right = [judge_picture(picture).scored == attributes.scored for attributes, picture in scene_pictures()]
-    assert len(right) > 1000
+    right = [judge_picture(picture).scored == attributes.scored for attributes, picture in scene_pictures(every=3)]
+    assert len(right) > 400
     assert sum(right) / len(right) >= 0.995
 
 

@@ -107,7 +107,7 @@ def near_misses(scene, number, random):
 
 @pytest.mark.parametrize("through_codec", [False, True], ids=["clean", "through the codec"])
 def test_the_shipped_clip_finds_the_right_picture_among_near_misses(codec, clip, through_codec):
-    scenes = held_out_scenes(100)
+    scenes = held_out_scenes(50)
     found = [first_of_sixteen(clip, codec if through_codec else None, scene, n) for n, scene in enumerate(scenes)]
     all_right = sum(first == scene for scene, first in found) / len(found)
     scored_right = sum(first.scored == scene.scored for scene, first in found) / len(found)

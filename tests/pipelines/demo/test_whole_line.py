@@ -2,14 +2,9 @@
 
 import io
 import json
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
-import httpx2
-import psutil
 import pytest
 import torch
 from huggingface_hub import HfApi
@@ -19,7 +14,6 @@ from rich.console import Console
 from hub_tools.local_hub import LocalHub
 from modeling_dalle_collab import DalleCollabForConditionalGeneration
 from pipelines.demo.demo_plan import DemoPlan
-from pipelines.demo.running_spaces import read_addresses
 from pipelines.demo.scenes.scene_captions import held_out_captions
 from pipelines.demo.scenes_demo import RUN_SETTINGS
 from pipelines.demo.shipped_models import PRETRAINED_CLIP, PRETRAINED_CODEC
@@ -29,11 +23,11 @@ from pipelines.demo.whole_line import run_whole_line
 
 NUM_PICTURES = 400
 NUM_CAPTIONS = 4
-NUM_EPOCHS = 5
+NUM_EPOCHS = 4
 SMALLER = dict(
     hidden_size=64,
     num_hidden_layers=3,
-    target_batch_size=512,
+    target_batch_size=256,
     local_steps=2,
     num_epochs=NUM_EPOCHS,
     num_warmup_epochs=2,
@@ -69,19 +63,18 @@ def make_pictures(stages, folder):
 @pytest.mark.swarm
 @pytest.mark.timeout(900)
 def test_pictures_become_a_model_that_two_peers_trained_and_that_draws(tmp_path):
-    plan, console = small_plan(tmp_path / "demo-output", opens_spaces=True), Console(quiet=True)
+    plan, console = small_plan(tmp_path / "demo-output"), Console(quiet=True)
     result = run_whole_line(plan, make_pictures, lambda: held_out_captions(NUM_CAPTIONS), console)
     check_figures(plan, result)
     check_pictures(plan, result)
     check_what_the_hub_keeps(plan, result, tmp_path / "cache")
-    check_pages(plan, tmp_path / "log")
     check_that_a_second_call_keeps_everything(plan, result)
 
 
 def check_figures(plan, result):
     assert result.kept + sum(result.dropped.values()) == NUM_PICTURES
     assert result.kept > NUM_PICTURES / 2 and len(result.dropped) >= 3, "the dirt was dropped, by reason"
-    assert result.num_samples >= NUM_EPOCHS * 1024
+    assert result.num_samples >= NUM_EPOCHS * 512
     epochs = [point["epoch"] for point in result.history]
     assert epochs == sorted(epochs) and epochs[-1] == NUM_EPOCHS
     assert max(point["num_peers"] for point in result.history) == 2
@@ -134,37 +127,6 @@ def check_that_a_second_call_keeps_everything(plan, result):
     done = [line.partition(" (")[0] for line in lines if line.startswith("done ")]
     assert done == [f"done Drawing {NUM_CAPTIONS} captions, 4 candidates each"], "only what was damaged is made again"
     assert sum(line.startswith("kept ") for line in lines) == 8
-
-
-def check_pages(plan, log):
-    """`demo spaces` opens the pages that the summary links, until Ctrl-C."""
-    addresses = read_addresses(plan.output)
-    summary = (plan.output / "summary.html").read_text()
-    assert len(addresses) == 5 and all(f'href="{address}"' in summary for address in addresses.values())
-    command = [sys.executable, "-m", "pipelines.command_line.main", "demo", "spaces", "--output", str(plan.output)]
-    with log.open("w") as file:
-        process = subprocess.Popen(command, stdout=file, stderr=file, start_new_session=True)
-    try:
-        deadline = time.monotonic() + 180
-        while not all(map(answers, addresses.values())):
-            assert process.poll() is None and time.monotonic() < deadline, log.read_text()
-            time.sleep(0.2)
-        family = psutil.Process(process.pid).children(recursive=True)
-        assert httpx2.get(f"{addresses['landing_page']}/settings.json").json()["run"] == plan.repository()
-        assert httpx2.get(f"{addresses['training_dashboard']}/api/run").json()["run"] == plan.repository()
-        process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 0, log.read_text()
-        assert psutil.wait_procs(family, timeout=10)[1] == []
-        assert "Traceback" not in log.read_text()
-    finally:
-        process.kill()
-
-
-def answers(address):
-    try:
-        return httpx2.get(address, timeout=5).status_code == 200
-    except httpx2.HTTPError:
-        return False
 
 
 def test_the_times_of_stages_inside_others_count_once(tmp_path):

@@ -31,8 +31,7 @@ from pipelines.doctor.swarm_checks import (
     check_reachability,
     connected_groups,
 )
-from pipelines.swarm.dialling import Call, parse_address
-from pipelines.swarm.network_options import NetworkOptions
+from pipelines.swarm.dialling import Call
 from pipelines.swarm.probe_result import EntryFinding, SwarmFinding
 from pipelines.swarm.servers.complaints import Accused
 from pipelines.swarm.servers.server_record import ServerRecord
@@ -265,28 +264,6 @@ def test_a_port_that_is_taken_is_named():
     assert "--host /ip4/0.0.0.0/tcp/PORT" in result.cure
 
 
-@pytest.mark.parametrize(
-    ("text", "place", "private"),
-    [
-        (f"/ip4/8.8.4.7/tcp/31337/p2p/{PEER}", "8.8.4.0/24", False),
-        (f"/ip6/2001:4860:1:2::7/tcp/31337/p2p/{PEER}", "2001:4860:1::/48", False),
-        (f"/dns4/Birds.example.org/tcp/31337/p2p/{PEER}", "birds.example.org", False),
-        ("/ip4/192.168.1.7/tcp/0", "192.168.1.0/24", True),
-    ],
-)
-def test_an_address_is_taken_apart(text, place, private):
-    address = parse_address(text)
-    assert (address.place, address.is_private) == (place, private)
-    assert address.peer_id == (PEER if "p2p" in text else "")
-    assert text.startswith(address.without_peer)
-
-
-@pytest.mark.parametrize("text", ["", "127.0.0.1:80", "/ip4/300.1.1.1/tcp/1", "/ip4/1.1.1.1/tcp/x", "/ip4/::1/tcp/1"])
-def test_what_is_no_address_is_refused(text):
-    with pytest.raises(ValueError, match="is not an address"):
-        parse_address(text)
-
-
 def test_a_slow_answer_of_the_hub_leaves_its_clock_in_doubt():
     from pipelines.doctor.hub_checks import certain_offset
 
@@ -394,8 +371,3 @@ def test_a_complaint_is_shown_as_a_claim_and_stops_nobody():
     assert "about ann by 2, who say that 9 candidates are off by 2.5e-01, honest ones by at most 1.0e-05" in found.seen
     assert "\x1b" not in found.line() and "Claims are no proof" in found.cure and "--swarm --audit" in found.cure
     assert len(check_complaints("org/run", [accused("Q" * 96, "x")] * 32, []).line()) < 2000
-
-
-def test_without_a_choice_a_peer_listens_on_both_kinds_of_addresses():
-    addresses = [parse_address(text) for text in NetworkOptions().host_addresses]
-    assert [(address.kind, address.port) for address in addresses] == [("ip4", 0), ("ip6", 0)]

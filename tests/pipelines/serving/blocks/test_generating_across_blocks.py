@@ -44,16 +44,6 @@ def test_pictures_are_drawn_across_two_servers(hub, commands, tmp_path, monkeypa
         assert again == theirs and f"falsely: {found_out[-8:]} until " in said and f"at {found_out[-8:]}" not in said
 
 
-def test_texts_are_written_across_two_servers(hub, commands, tmp_path):
-    with drawn_run(hub, tmp_path, "lent-language", "text-generation") as run:
-        for layers in ("0:1", "1:2"):
-            run.serve("--blocks", layers)
-        options = ("--candidates", 5, "--max-tokens", 30, "--batch-size", 3)
-        theirs, said = generated(commands, run, tmp_path, *options, "--blocks", command="write")
-        assert theirs == generated(commands, run, tmp_path, *options, command="write")[0] and len(theirs["texts"]) == 5
-        assert "Layers 0:1 at " in said and ", 1:2 at " in said
-
-
 def test_options_that_exclude_each_other_are_one_line(hub, commands, tmp_path):
     for options, said in (
         (("--swarm", "--blocks"), "Choose one of them."),

@@ -6,10 +6,10 @@ import signal
 
 import pytest
 import torch
-from drawn_runs import tiny_model
 from forked_processes import ForkedProcess, fork_server
 from published_runs import family_of, still_alive, the_line
 from support_files import SUPPORT
+from tiny_run_parts import tiny_model
 
 pytestmark = [
     pytest.mark.slow,
@@ -38,6 +38,7 @@ def drawn_here(run):
     return model.generate_image_codes(torch.tensor(TEXT), num_candidates=2, seed=3, window=1).tolist()
 
 
+@pytest.mark.long
 def test_two_commands_serve_all_layers_and_their_chain_draws_what_one_machine_draws(run, tmp_path):
     first = run.serve("--blocks", "0:2")
     assert "Nobody serves layers 2:3: dalle-collab serve" in first.log.read_text()

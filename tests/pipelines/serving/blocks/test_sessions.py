@@ -50,14 +50,14 @@ def test_an_honest_client_is_served_and_its_memory_given_back(server):
     assert server.memory.taken == 0
 
 
-def test_a_thousand_hostile_messages_take_no_memory_and_change_no_answer(server):
+def test_hundreds_of_hostile_messages_take_no_memory_and_change_no_answer(server):
     honest = BlockSession(server, Asker("honest"))
     messages = honest_start(server.revision, LAYERS)
     expected = answers_of(BlockSession(server, Asker("first")), messages)
     assert all(one is None or one.isfinite().all() for one in expected)
     answers, refused, done = [], 0, 0
-    for number, spoilt in enumerate(hostile_sessions(11, 1000, server.revision, LAYERS)):
-        if number % 100 == 0 and len(answers) < len(messages):
+    for number, spoilt in enumerate(hostile_sessions(11, 300, server.revision, LAYERS)):
+        if number % 30 == 0 and len(answers) < len(messages):
             answers += answers_of(honest, messages[len(answers) : len(answers) + 1])
         session = BlockSession(server, Asker("hostile"))
         try:
@@ -69,7 +69,7 @@ def test_a_thousand_hostile_messages_take_no_memory_and_change_no_answer(server)
         assert server.memory._taken["hostile"] <= MOST
         session.close()
         assert server.memory._taken["hostile"] == 0
-    assert refused > 800 and refused + done == 1000
+    assert refused > 240 and refused + done == 300
     assert len(answers) == len(messages)
     for found, wanted in zip(answers, expected, strict=True):
         assert (found is None and wanted is None) or torch.equal(found, wanted)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from drawn_runs import GRID, NUM_CODES, TEXT_LENGTH, tiny_model
+from tiny_run_parts import GRID, NUM_CODES, TEXT_LENGTH, tiny_model
 
 from modeling_dalle_collab.sampling_dalle_collab import SamplingOptions, candidate_numbers
 from pipelines.serving.draw.media.pictures import needed_bytes

@@ -11,9 +11,8 @@ import pytest
 from drawn_runs import LOOPBACK, drawn_run
 from forked_processes import ForkedProcess, fork_server, printed_json
 from PIL import Image
-from published_runs import interrupt, started_command, the_line
+from published_runs import the_line
 from support_files import SUPPORT
-from tiny_run_parts import write_tiny_clip_and_codec
 
 from hub_tools.local_hub import LocalHub
 from pipelines.chaos.chaos_processes import free_port
@@ -71,6 +70,7 @@ def test_two_servers_draw_what_one_machine_draws(run, commands, tmp_path):
         assert grid.width > 192
 
 
+@pytest.mark.long
 def test_a_picture_is_completed_and_guided_as_here(run, commands, tmp_path):
     run.serve()
     Image.new("RGB", (40, 40), "teal").save(tmp_path / "upper.png")
@@ -143,7 +143,7 @@ def test_who_asks_for_what_nobody_has_reads_one_line_that_says_so(run, commands,
 
 @pytest.mark.long
 def test_a_newer_checkpoint_is_served_and_the_older_one_to_whom_it_was_promised(run, commands, tmp_path):
-    from drawn_runs import tiny_model
+    from tiny_run_parts import tiny_model
 
     server = run.serve("--checkpoint-seconds", 0.5)
     parts = load_drawing_parts(run.folder / "run", codec=run.folder / "codec")
@@ -162,6 +162,7 @@ def test_a_newer_checkpoint_is_served_and_the_older_one_to_whom_it_was_promised(
         run.publish(parts.model, epoch=3)
 
 
+@pytest.mark.long
 def test_a_server_that_is_asked_to_leave_finishes_what_it_has_begun(run, commands, tmp_path):
     server = run.serve("--max-codes-per-second", 60)
     here = codes_of(generate(commands, run, tmp_path, candidates=4, keep=4))
@@ -187,14 +188,6 @@ def test_no_process_stays_when_a_server_is_killed(run):
     while group_members(server.process.pid):
         assert time.monotonic() < deadline, group_members(server.process.pid)
         time.sleep(0.05)
-
-
-def test_int8_servers_are_checked_and_a_sample_is_told(run, commands, tmp_path):
-    run.serve("--precision", "int8")
-    theirs = generate(commands, run, tmp_path, "--swarm", "--precision", "int8", "--audit")
-    assert len(codes_of(theirs)[0]) == 16
-    assert "(epoch 3, int8)" in theirs.stderr and re.search(r"Checked: \d+ of 16, at random\.", theirs.stderr)
-    assert "did not draw what was asked for" not in theirs.stderr
 
 
 def test_a_liar_is_named_and_what_it_has_drawn_is_drawn_again(run, commands, tmp_path):
@@ -286,6 +279,7 @@ def test_a_finished_run_whose_entry_is_gone_is_served_from_a_new_one(hub, comman
         assert codes_of(generate(commands, run, tmp_path, "--swarm")) == here
 
 
+@pytest.mark.long
 def test_an_audit_checks_every_picture_and_names_who_draws_something_else(run, commands, tmp_path):
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("\n".join(PROMPTS))
@@ -341,50 +335,3 @@ def test_while_the_hub_is_away_servers_serve_and_askers_draw(tmp_path):
             assert asker.wait(120) == 0, log.read_text()
             assert len(printed_json(log)["codes"]) == 24
             assert server.process.poll() is None and "Traceback" not in server.log.read_text()
-
-
-def events_of(path):
-    """Return the events that a command has written so far."""
-    return [json.loads(line) for line in path.read_text().splitlines() if line] if path.exists() else []
-
-
-def wait_for_event(name, path, process, log, seconds=300):
-    deadline = time.monotonic() + seconds
-    while not any(line.get("event") == name for line in events_of(path)):
-        assert process.poll() is None and time.monotonic() < deadline, f"no {name}: {log.read_text()}"
-        time.sleep(0.1)
-
-
-@pytest.mark.long
-@pytest.mark.timeout(900)
-def test_a_signed_run_that_has_just_ended_is_served_through_its_auxiliary_peer(training_material, commands, tmp_path):
-    """From the first epoch to a drawing by a volunteer, as people would do it, with whole commands."""
-    name = training_material.create_run("org/ending-run", run_id="ending", num_epochs=2, num_warmup_epochs=1)
-    hub, host = training_material.hub, ("--host", LOOPBACK)
-    logs = {part: tmp_path / f"{part}.log" for part in ("assist", "join", "serve")}
-    events = {part: tmp_path / f"{part}.jsonl" for part in logs}
-    assist = ("run", "assist", name, "--stay", *host, "--events", str(events["assist"]))
-    join = ("join", name, *host, "--micro-batch-size", "8", "--shuffle-buffer", "64", "--events", str(events["join"]))
-    serve = ("serve", name, *host, "--events", str(events["serve"]))
-    with started_command(hub, logs["assist"], *assist) as auxiliary:
-        deadline = time.monotonic() + 240
-        while not any("held_epoch" in line for line in events_of(events["assist"])):
-            assert auxiliary.poll() is None and time.monotonic() < deadline, logs["assist"].read_text()
-            time.sleep(0.1)
-        with started_command(hub, logs["join"], *join) as trainer:
-            assert trainer.wait(300) == 0, logs["join"].read_text()
-        wait_for_event("entry", events["assist"], auxiliary, logs["assist"])
-        with started_command(hub, logs["serve"], *serve) as server:
-            wait_for_event("serving", events["serve"], server, logs["serve"])
-            asked = ("generate", name, "a red star", "--swarm", "--audit", "--candidates", 8, "--device", "cpu")
-            done = commands.run(*asked, "--clip", str(tiny_clip(tmp_path)), folder=tmp_path, is_worker=True)
-            assert done.returncode == 0, done.stdout + done.stderr
-            assert "8 candidates drawn by alice 8 (epoch 2, float32)" in done.stderr
-            assert re.search(r"Checked: [4-8] of 8", done.stderr) and (tmp_path / "grid.png").is_file()
-            assert interrupt(server, 60) == 0, logs["serve"].read_text()
-        assert interrupt(auxiliary, 60) in (0, 130), logs["assist"].read_text()
-
-
-def tiny_clip(folder):
-    write_tiny_clip_and_codec(folder)
-    return folder / "clip"

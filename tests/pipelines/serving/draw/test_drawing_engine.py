@@ -7,7 +7,7 @@ import weakref
 
 import pytest
 import torch
-from drawn_runs import TEXT_LENGTH, tiny_model
+from tiny_run_parts import TEXT_LENGTH, tiny_model
 
 from modeling_dalle_collab.sampling_dalle_collab import SamplingOptions
 from pipelines.serving.draw.engine import MOST_JOBS_AT_ONCE, DrawEngine, Job

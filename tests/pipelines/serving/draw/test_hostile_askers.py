@@ -8,10 +8,11 @@ import random
 import pytest
 import torch
 from admission_material import running_service
-from drawn_runs import GRID, LOOPBACK, NUM_CODES, TEXT_LENGTH, drawn_run
+from drawn_runs import LOOPBACK, drawn_run
 from hivemind.p2p import P2P, PeerID
 from published_runs import family_of, the_line
 from stream_peer import HOST
+from tiny_run_parts import GRID, NUM_CODES, TEXT_LENGTH
 
 from modeling_dalle_collab import DalleCollabConfig, DalleCollabForConditionalGeneration, DalleCollabProcessor
 from pipelines.admission.tokens import public_text

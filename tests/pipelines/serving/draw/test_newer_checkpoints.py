@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from drawn_runs import tiny_model
+from tiny_run_parts import tiny_model
 
 from pipelines.serving.draw.serving_run import DrawingPeer, ServingOptions
 

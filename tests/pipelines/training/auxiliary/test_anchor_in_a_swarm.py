@@ -17,12 +17,12 @@ def test_an_anchor_signs_what_it_computes_and_newcomers_take_that_also_after_it_
     with Swarm(tmp_path, run, num_peers=2, anchor_keys=keys) as swarm:
         anchor = swarm.start("anchor", "anchor_peer.py", **how)
         trainers = [swarm.start(name) for name in ("first", "second")]
-        wait_until_signed(anchor, 5)
+        wait_until_signed(anchor, 4)
         swarm.start("liar", HOSTILE_PROCESS, attacks=dict(false_votes=8)).wait_for("lied")
         newcomer = swarm.start("newcomer")
         joined = newcomer.wait_for("ready")
         newcomer.wait_for("step", ended_epoch=True, share_averaged=1.0)
-        wait_until_signed(anchor, joined["epoch"] + 3)
+        wait_until_signed(anchor, joined["epoch"] + 2)
 
         anchor.kill()
         swarm.entry_addresses = trainers[0].wait_for("ready")["addresses"]
@@ -37,7 +37,7 @@ def test_an_anchor_signs_what_it_computes_and_newcomers_take_that_also_after_it_
     honest = [*trainers, newcomer, late]
     named = {(event["epoch"], event["digest"]) for peer in honest for event in peer.events("state")}
     signed = anchor.events("signed")
-    assert begun < joined["epoch"] + 3 and not any(event["returns"] for event in signed + again.events("signed"))
+    assert begun < joined["epoch"] + 2 and not any(event["returns"] for event in signed + again.events("signed"))
     epochs = {event["epoch"] for event in signed}
     assert len(epochs & set(range(1, max(epochs)))) > 0.6 * max(epochs), "it is in most rounds"
     # Trainers write down what they have named with their next step, and an anchor signs it before that.

@@ -1,45 +1,24 @@
 """With whom a peer looks for a group, for how long, and how often it asks the DHT who else does."""
 
 import asyncio
-import gc
 import itertools
-import weakref
 from types import SimpleNamespace
 
 import pytest
-import torch
-from hivemind.averaging.allreduce import AveragingMode
-from hivemind.averaging.control import AveragingStage, StepControl
-from hivemind.averaging.group_info import GroupInfo
+from group_searches import MEMBERS, NOTHING_GATHERED, look, make_manager, make_search
 from hivemind.averaging.key_manager import GroupKeyManager, is_valid_group
-from hivemind.averaging.matchmaking import Matchmaking
 from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2
-from hivemind.utils import MPFuture, get_dht_time
-from hivemind.utils.serializer import MSGPackSerializer
+from hivemind.utils import get_dht_time
 
 from pipelines.training.averaging.checks import RoundChecks
 from pipelines.training.averaging.group.matchmaking import (
     MOST_STRANGERS,
-    GroupSearch,
     PacedKeyManager,
     chosen,
     retry_seconds,
 )
 from pipelines.training.averaging.reduce.suspects import Offence
-from pipelines.training.swarm_optimizer.gradient_averager import SwarmGradientAverager
-
-NOTHING_GATHERED = MSGPackSerializer.dumps([None, AveragingMode.NODE.value, MSGPackSerializer.dumps(None)])
-NUMBERS = itertools.count()
-MEMBERS = tuple(PeerID(bytes([number]) * 34) for number in range(4))
-
-
-def make_manager(dht, pause_seconds):
-    return PacedKeyManager(GroupKeyManager(dht, "paced", "", None), pause_seconds)
-
-
-async def look(manager):
-    return await manager.get_averagers(manager.current_key, only_active=True)
 
 
 def test_the_first_look_is_at_once_and_the_next_one_after_a_pause(dht):
@@ -92,14 +71,6 @@ def test_peers_of_all_epochs_declare_in_one_place_and_only_those_of_ones_own_are
     assert is_valid_group(key) and is_valid_group(next_key) and key != next_key
     assert [peer for peer, _ in found] == [dht.peer_id]
     assert codes == [averaging_pb2.BAD_GROUP_KEY, averaging_pb2.NOT_DECLARED]
-
-
-async def make_search(dht, rounds_begin_together=True, **options):
-    matchmaking = Matchmaking(
-        await dht.replicate_p2p(), b"schema", dht, servicer_type=SwarmGradientAverager, prefix=f"search{next(NUMBERS)}",
-        target_group_size=None, min_group_size=2, min_matchmaking_time=2.0, request_timeout=0.5, client_mode=False,
-    )  # fmt: skip
-    return matchmaking, GroupSearch(matchmaking, rounds_begin_together, **options)
 
 
 OTHERS = MEMBERS[1:]
@@ -292,52 +263,6 @@ def test_what_waits_for_a_search_ends_with_it_and_not_with_an_earlier_one(dht):
     assert asyncio.run(wait_and_end()) == (False, False)
 
 
-def make_step():
-    return StepControl(get_dht_time(), get_dht_time() + 60, False, 1.0, NOTHING_GATHERED)
-
-
-async def make_lone_averager(dht, look_for_group):
-    async def aggregate(group_info, **kwargs):
-        return "averaged"
-
-    averager = SwarmGradientAverager(
-        [torch.nn.Parameter(torch.ones(2))],
-        dht=dht,
-        admission=None,
-        prefix="alone",
-        start=False,
-        min_matchmaking_time=1.0,
-    )
-    averager._matchmaking, _ = await make_search(dht)
-    averager._matchmaking.look_for_group, averager._aggregate_with_group = look_for_group, aggregate
-    averager._pending_groups_registered = asyncio.Event()
-    return averager
-
-
-def test_a_step_that_has_ended_is_gone_although_no_garbage_is_collected(dht):
-    async def find_at_once(step):
-        step.allow_allreduce()
-        return GroupInfo(b"group", MEMBERS, (b"",) * len(MEMBERS))
-
-    async def average_twice():
-        averager = await make_lone_averager(dht, find_at_once)
-        seen = []
-        for _ in range(2):
-            step = make_step()
-            seen.append(weakref.ref(step))
-            await asyncio.wait_for(averager._step(step=step, future_for_init=MPFuture()), 10)
-            assert step.result() == "averaged"
-            del step
-        await asyncio.sleep(0.05)
-        return seen[0]() is None
-
-    gc.disable()
-    try:
-        assert asyncio.run(average_twice())
-    finally:
-        gc.enable()
-
-
 def test_the_second_search_of_a_round_is_shorter_than_the_first(dht):
     async def search_seconds(**options):
         matchmaking, search = await make_own_search(dht)
@@ -352,71 +277,6 @@ def test_the_second_search_of_a_round_is_shorter_than_the_first(dht):
     assert retry_seconds(2.0) < 2.0
     _, after_a_long_round, _ = asyncio.run(search_seconds(apart_seconds=25.0))
     assert after_a_long_round == retry_seconds(2.0, 25.0) > 20.0
-
-
-class SilentDHT:
-    """Answers nothing until it is told to, and like hivemind's does not keep what waits for its answers."""
-
-    def __init__(self):
-        self.answers = []
-
-    def get(self, *_, **__):
-        return self._wait_for_answer()
-
-    def store(self, *_, **__):
-        return self._wait_for_answer()
-
-    def _wait_for_answer(self):
-        answer = MPFuture()
-        self.answers.append(weakref.ref(answer))
-        return answer
-
-    def answer(self):
-        for answer in [found for held in self.answers if (found := held()) is not None and not found.done()]:
-            answer.set_result(None)
-
-
-def test_a_search_that_was_given_up_frees_the_way_for_the_next_one_whenever_garbage_is_collected(dht):
-    async def give_up_and_look_again():
-        matchmaking, search = await make_search(dht)
-        silent = search._key_manager.dht = SilentDHT()
-        search.begin()
-        control = make_step()
-        control.attach(MPFuture(), MPFuture())
-        looking = asyncio.create_task(matchmaking.look_for_group(control))
-        while len(silent.answers) < 2:  # who else looks, and that this peer does
-            await asyncio.sleep(0.01)
-        looking.cancel()
-        while len(silent.answers) < 3:  # that it looks no more
-            await asyncio.sleep(0.01)
-        del looking
-        gc.collect()
-        silent.answer()
-        async with asyncio.timeout(10), matchmaking.lock_looking_for_group, matchmaking.potential_leaders.lock_search:
-            return True
-
-    assert asyncio.run(give_up_and_look_again())
-
-
-def test_a_round_waits_for_its_gradient_whenever_garbage_is_collected(dht):
-    async def find_at_once(step):
-        return GroupInfo(b"group", MEMBERS, (b"",) * len(MEMBERS))
-
-    async def collect_garbage_before_the_gradient_comes():
-        averager = await make_lone_averager(dht, find_at_once)
-        control, begun = make_step(), MPFuture()
-        asyncio.create_task(averager._step(step=control, future_for_init=begun))  # noqa: RUF006 - as hivemind does
-        trigger = weakref.ref((await begun)[0])
-        while control.stage != AveragingStage.AWAITING_TRIGGER:
-            await asyncio.sleep(0.01)
-        held = weakref.ref(control)
-        del control, begun
-        gc.collect()
-        control = held()
-        trigger().set_result(None)
-        return await asyncio.wait_for(control, 10)
-
-    assert asyncio.run(collect_garbage_before_the_gradient_comes()) == "averaged"
 
 
 def test_of_a_crowd_of_strangers_those_who_are_known_are_asked_first_and_otherwise_a_few():

@@ -74,20 +74,6 @@ def test_a_helper_offers_its_link_and_when_it_is_killed_the_group_averages_witho
         assert sum(one["num_incomplete"] for one in rounds.averaged[name]) <= 1
 
 
-def test_who_is_killed_in_the_middle_costs_the_others_only_what_it_had_still_to_answer(tmp_path):
-    rounds = run_swarm(
-        tmp_path, dict(first=6, second=6, third=6, killed=6), num_rounds=2, killed_in=dict(killed=0), part_bytes=2**15
-    )
-    survivors = ("first", "second", "third")
-    for name in survivors:
-        hit, after = rounds.averaged[name]
-        assert {peer for peer, _ in hit["suspects"]} <= {rounds.ids["killed"]}, "nobody else is accused"
-        # Which of its answers came is luck; the next attempt begins with everybody's own values.
-        assert hit["multiple"] == pytest.approx(2.0, rel=1e-5)
-        assert after["multiple"] == pytest.approx(2.0, rel=1e-5)
-        assert [one["digest"] for one in rounds.averaged[name]] == [one["digest"] for one in rounds.averaged["first"]]
-
-
 @pytest.mark.long
 def test_a_slow_newcomer_is_in_every_round_from_the_second_on_also_after_a_break(
     tmp_path,

@@ -11,7 +11,7 @@ from pipelines.training.run.block_order import BlockOrder
 from pipelines.training.run.spans import Span
 
 
-@pytest.mark.parametrize(("num_peers", "num_shards", "batch"), [(5, 10, 512), (1000, 100, 8192)])
+@pytest.mark.parametrize(("num_peers", "num_shards", "batch"), [(5, 10, 512), (300, 40, 4096)])
 def test_three_passes_with_joins_and_deaths_book_every_record_once(num_peers, num_shards, batch):
     size = num_shards * 8 * ROWS
     swarm, epoch = VirtualSwarm(num_peers, num_shards, batch, deaths=0.02, seed=1), 0

@@ -6,6 +6,7 @@ from collections import Counter
 import pytest
 from assistants import assistant
 from ledger_runs import Trainer, create_ledger_run
+from published_runs import NOT_FOR_PEOPLE
 
 from pipelines.training.ledger.gradient_files import GRADIENTS_FILE, read_gradients, write_gradients
 from pipelines.training.ledger.ledger_files import overlaps, read_bookings, read_state
@@ -40,6 +41,8 @@ def test_each_record_of_the_first_pass_counts_once_though_a_trainer_is_killed_an
         again = join("second-again")
         anchor.wait_until(lambda look: len(again.epochs()) >= 2, "it is back")
         anchor.wait_until(lambda look: look["published_epoch"] >= 30, "published", seconds=300)
+    for log in ("anchor.log", "first.log", "second-again.log"):
+        assert NOT_FOR_PEOPLE.search(text := (tmp_path / log).read_text()) is None, text
     published = material.snapshot(repository) / "metrics"
     bookings, state = read_bookings(published), read_state(published / "ledger.json")
     assert overlaps(bookings) == []

@@ -74,6 +74,7 @@ def test_everybody_leaves_within_seconds_of_the_last_epoch(training_material, tm
     assert training_material.commands.run_program(program, repository).stdout.split() == ["True", "False"]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_trainers_whose_anchor_is_killed_in_the_last_epoch_leave_and_say_what_is_missing(training_material, tmp_path):
     with short_run(training_material, tmp_path, f"orphaned-run-{tmp_path.name[-1]}") as (

@@ -111,6 +111,7 @@ def test_uneven_peers_synchronise_to_the_parameters_of_the_formulas_and_send_a_f
     assert sent == pytest.approx(run.num_epochs * 2 * 4 * initial_model(run).num_parameters(), rel=0.05)
 
 
+@pytest.mark.long
 def test_a_newcomer_takes_over_the_synchronised_parameters_and_the_outer_momentum(tmp_path):
     run = local_steps_run(
         num_epochs=10_000, num_warmup_epochs=2, inner_optimizer="lamb",

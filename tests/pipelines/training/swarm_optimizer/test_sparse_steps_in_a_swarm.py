@@ -53,22 +53,6 @@ def size_of_a_contribution(run):
     return codec.most_bytes
 
 
-def test_four_peers_train_and_end_with_equal_parameters_for_a_few_bytes(tmp_path):
-    run = sparse_run()
-    with Swarm(tmp_path, run, num_peers=4) as swarm:
-        names = ("anna", "bert", "cleo", "client")  # nobody can take anything from the last one
-        peers = [swarm.start(name, client_mode=name == "client") for name in names]
-        finished = [peer.wait_for("finished") for peer in peers]
-    assert_equal_bits(*final_parameters(swarm, *peers))
-    for peer, event in zip(peers, finished, strict=True):
-        assert event["num_rounds"] >= run.num_epochs - 1  # on a busy machine one may come too late
-        assert event["loss"] < peer.events("evaluation")[0]["loss"]
-        assert named_by(peer) == set()
-    # Each contribution reaches three others.
-    sent = sum(event["bytes_sent"] for event in finished)
-    assert sent <= run.num_epochs * 4 * 3 * size_of_a_contribution(run)
-
-
 @pytest.mark.long
 def test_contributions_larger_than_a_sockets_buffer_are_averaged_by_their_samples(tmp_path):
     log = tmp_path / "pair.log"
