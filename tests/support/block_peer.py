@@ -40,7 +40,7 @@ def main(settings: dict) -> None:
         ready = dict(
             addresses=visible_addresses(dht), peer=dht.peer_id.to_base58(), pid=os.getpid(), revision=blocks.revision
         )
-        Path(settings["log"]).write_text(json.dumps(ready), encoding="utf-8")
+        Path(settings["log"]).write_text(json.dumps(ready) + "\n", encoding="utf-8")
         signal.sigwait({signal.SIGTERM})
         loop.call(server.leave(5.0))
         service.close()

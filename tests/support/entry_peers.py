@@ -7,11 +7,12 @@ that order, prints `{name: [addresses]}` as one line of JSON, and ends all of th
 import contextlib
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+
+from running_programs import ready_program
 
 
 @contextlib.contextmanager
@@ -19,23 +20,8 @@ def started_entry_peers(folder: Path, **peers: dict) -> Iterator[dict[str, list[
     """Start entry peers for the length of the block; yield their addresses by name."""
     settings = folder / "entry_peers.json"
     settings.write_text(json.dumps(peers), encoding="utf-8")
-    with (folder / "entry_peers.log").open("w") as log:
-        process = subprocess.Popen(
-            [sys.executable, __file__, str(settings)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-            start_new_session=True,
-        )
-    try:
-        line = process.stdout.readline()
-        assert line, (folder / "entry_peers.log").read_text()
-        yield json.loads(line)
-    finally:
-        process.stdin.close()
-        process.wait(120)
-        process.stdout.close()
+    with ready_program(__file__, settings, log=folder / "entry_peers.log", seconds=120) as addresses:
+        yield addresses
 
 
 def main(peers: dict[str, dict]) -> None:

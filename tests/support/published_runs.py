@@ -17,6 +17,7 @@ from huggingface_hub.utils import disable_progress_bars
 from language_material import DOCUMENTS, SEQUENCE_LENGTH, tiny_tokenizer, write_texts
 
 from hub_tools.local_hub import LocalHub
+from hub_tools.processes.child_process import ChildProcess
 from pipelines.chaos.tiny_material import TINY_MODEL_SETTINGS, save_tiny_codec, write_tiny_material
 from pipelines.image_codes.image_code_record import ImageCodeLayout
 from pipelines.training.run.training_run import TrainingRun
@@ -162,15 +163,10 @@ def run_command(hub: LocalHub, *arguments: str, token: str | None = None) -> sub
 @contextlib.contextmanager
 def started_command(hub: LocalHub, log: Path, *arguments: str, token: str | None = None) -> Iterator[subprocess.Popen]:
     """Start `dalle-collab` in a session of its own; kill it and all that it started at the end of the block."""
+    command = [sys.executable, "-m", "pipelines.command_line.main", *arguments]
+    environment = command_environment(hub, hub.alice_token if token is None else token)
     with log.open("w", encoding="utf-8") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "pipelines.command_line.main", *arguments],
-            env=command_environment(hub, hub.alice_token if token is None else token),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+        process = ChildProcess(command, env=environment, stdout=output, stderr=output)
     try:
         yield process
     finally:

@@ -69,7 +69,7 @@ def main(settings: dict) -> None:
         server = StreamServer(loop.p2p, NAMESPACE, Introductions(None), limits=StreamLimits(**settings["limits"]))
         loop.call(server.offer(Echo()))
         ready = dict(addresses=visible_addresses(dht), peer=dht.peer_id.to_base58(), pid=os.getpid())
-        Path(settings["log"]).write_text(json.dumps(ready), encoding="utf-8")
+        Path(settings["log"]).write_text(json.dumps(ready) + "\n", encoding="utf-8")
         signal.sigwait({signal.SIGTERM})
         loop.call(server.leave(5.0))
 

@@ -72,14 +72,12 @@ class CommandChild:
 
     def stop(self, seconds: float) -> None:
         """Ask the command to shut down, and kill it with all its descendants if it has not after `seconds`."""
-        self.send_signal(signal.SIGTERM)
-        if not self.ended.wait(seconds):
-            self.kill()
+        self._process.end(seconds)
+        self.ended.wait()
 
     def kill(self) -> None:
         """Kill the command and all its descendants."""
-        self._process.end()
-        self.ended.wait()
+        self.stop(0.0)
 
     def _environment(self) -> dict[str, str]:
         inherited = {name: value for name, value in os.environ.items() if name != "HF_TOKEN"}

@@ -12,12 +12,14 @@ from drawn_runs import LOOPBACK, drawn_run
 from forked_processes import ForkedProcess, fork_server, printed_json
 from PIL import Image
 from published_runs import interrupt, started_command, the_line
+from running_programs import wait_for
 from support_files import SUPPORT
 from tiny_run_parts import write_tiny_clip_and_codec
 
 from hub_tools.local_hub import LocalHub
 from pipelines.chaos.chaos_processes import free_port
 from pipelines.chaos.faults.link_proxy import LinkLimits, LinkProxy
+from pipelines.demo.running.event_files import read_events
 from pipelines.generation.image_generation import load_drawing_parts
 from pipelines.training.metrics.credit.served import read_served
 from pipelines.training.repository.manifest import digest_file
@@ -121,10 +123,7 @@ def drawn_while(commands, run, tmp_path, happens):
 
 
 def until_some_are_drawn(asking, log):
-    deadline = time.monotonic() + 120
-    while not log.exists() or "drawing: " not in log.read_text():
-        assert asking.poll() is None and time.monotonic() < deadline, log.read_text()
-        time.sleep(0.05)
+    wait_for(lambda: log.exists() and "drawing: " in log.read_text(), "drawing", 120, process=asking, log=log)
 
 
 def test_who_asks_for_what_nobody_has_reads_one_line_that_says_so(run, commands, tmp_path):
@@ -330,29 +329,17 @@ def test_while_the_hub_is_away_servers_serve_and_askers_draw(tmp_path):
             log, progress = tmp_path / "asker.log", tmp_path / "progress"
             words = [run.name, "24", str(progress)]
             asker = ForkedProcess(fork_server(run.environment), ASKER, words, log, run.environment)
-            deadline = time.monotonic() + 120
-            while not progress.exists():
-                assert asker.poll() is None and time.monotonic() < deadline, log.read_text()
-                time.sleep(0.05)
+            wait_for(progress.exists, "progress", 120, process=asker, log=log)
             hub.stop()
-            while "The newest checkpoint cannot be served" not in server.log.read_text():
-                assert server.process.poll() is None and time.monotonic() < deadline, server.log.read_text()
-                time.sleep(0.05)
+            line, said = "The newest checkpoint cannot be served", server.log
+            wait_for(lambda: line in said.read_text(), line, 120, process=server.process, log=said)
             assert asker.wait(120) == 0, log.read_text()
             assert len(printed_json(log)["codes"]) == 24
             assert server.process.poll() is None and "Traceback" not in server.log.read_text()
 
 
-def events_of(path):
-    """Return the events that a command has written so far."""
-    return [json.loads(line) for line in path.read_text().splitlines() if line] if path.exists() else []
-
-
-def wait_for_event(name, path, process, log, seconds=300):
-    deadline = time.monotonic() + seconds
-    while not any(line.get("event") == name for line in events_of(path)):
-        assert process.poll() is None and time.monotonic() < deadline, f"no {name}: {log.read_text()}"
-        time.sleep(0.1)
+def wait_for_event(name, path, process, log):
+    wait_for(lambda: [it for it in read_events(path) if it.get("event") == name], name, 300, process=process, log=log)
 
 
 @pytest.mark.long
@@ -367,10 +354,8 @@ def test_a_signed_run_that_has_just_ended_is_served_through_its_auxiliary_peer(t
     join = ("join", name, *host, "--micro-batch-size", "8", "--shuffle-buffer", "64", "--events", str(events["join"]))
     serve = ("serve", name, *host, "--events", str(events["serve"]))
     with started_command(hub, logs["assist"], *assist) as auxiliary:
-        deadline = time.monotonic() + 240
-        while not any("held_epoch" in line for line in events_of(events["assist"])):
-            assert auxiliary.poll() is None and time.monotonic() < deadline, logs["assist"].read_text()
-            time.sleep(0.1)
+        own = dict(process=auxiliary, log=logs["assist"])
+        wait_for(lambda: any("held_epoch" in it for it in read_events(events["assist"])), "held_epoch", 240, **own)
         with started_command(hub, logs["join"], *join) as trainer:
             assert trainer.wait(300) == 0, logs["join"].read_text()
         wait_for_event("entry", events["assist"], auxiliary, logs["assist"])

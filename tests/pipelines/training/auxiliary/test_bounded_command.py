@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 from published_runs import family_of, still_alive
+from running_programs import wait_for
 
 from pipelines.training.auxiliary.evaluating.bounded_command import TOO_SLOW_EXIT_CODE, BoundedCommand
 
@@ -29,7 +30,6 @@ command = [sys.executable, "-c", sys.argv[2], str(folder / "ready")]
 with BoundedCommand(command, limit_seconds=600, environment=os.environ, folder=Path.cwd(), log=folder / "log"):
     time.sleep(600)
 """
-SECONDS = 60
 
 
 @pytest.fixture
@@ -50,16 +50,8 @@ def start(tmp_path):
         command.stop()
 
 
-def until(look, what):
-    deadline = time.monotonic() + SECONDS
-    while not (seen := look()):
-        assert time.monotonic() < deadline, f"not {what} within {SECONDS} s"
-        time.sleep(0.05)
-    return seen
-
-
 def ended(command):
-    until(lambda: command.exit_code() is not None, "ended")
+    wait_for(lambda: command.exit_code() is not None, "ended")
     return command.exit_code()
 
 
@@ -92,7 +84,7 @@ def test_it_has_the_lowest_priority_and_ends_before_the_peer_when_memory_is_shor
 def test_one_that_hangs_delays_nothing_and_is_ended_with_its_children_when_its_time_is_up(start, tmp_path):
     before = set(family_below())
     command = start(FAMILY, tmp_path / "ready", limit=6.0)
-    until((tmp_path / "ready").exists, "ready")
+    wait_for((tmp_path / "ready").exists, "ready")
     family = set(family_below()) - before
     assert len(family) == 3, "command, guard and the command's child"
     started = time.process_time()
@@ -104,7 +96,7 @@ def test_one_that_hangs_delays_nothing_and_is_ended_with_its_children_when_its_t
 def test_one_that_is_stopped_takes_its_children_along(start, tmp_path):
     before = set(family_below())
     command = start(FAMILY, tmp_path / "ready")
-    until((tmp_path / "ready").exists, "ready")
+    wait_for((tmp_path / "ready").exists, "ready")
     family = set(family_below()) - before
     command.stop()
     assert still_alive(list(family)) == []
@@ -121,7 +113,7 @@ def test_one_that_is_stopped_takes_its_children_along(start, tmp_path):
 def test_a_peer_or_a_command_that_is_killed_leaves_no_orphan(tmp_path, killed, ended):
     command = [sys.executable, "-c", PARENT, str(tmp_path), FAMILY]
     with subprocess.Popen(command, start_new_session=True) as parent:
-        until((tmp_path / "ready").exists, "ready")
+        wait_for((tmp_path / "ready").exists, "ready")
         family = dict(zip(("parent", "command", "guard", "child"), family_of(parent.pid), strict=True))
         try:
             for name in killed:
