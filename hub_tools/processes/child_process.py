@@ -9,6 +9,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+PACKAGES = Path(__file__).resolve().parents[2]
+"""The folder that holds the packages: of a bundle, a checkout or an installation."""
+
 MOST_BYTES_OF_A_LINE = 4096
 MOST_CHARACTERS = 300
 """Of a program's last line that is told; a traceback in one line has thousands, and is in the log."""

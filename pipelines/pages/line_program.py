@@ -10,10 +10,9 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
-from hub_tools.processes.child_process import ChildProcess
+from hub_tools.processes.child_process import PACKAGES, ChildProcess
 
 
 class LineProgram(ChildProcess):
@@ -23,8 +22,7 @@ class LineProgram(ChildProcess):
         """`on_line` is called in a thread with each line that the program prints, and with None after the last one."""
         super().__init__(
             [sys.executable, "-m", module],
-            # The folder that holds the packages: this works from a bundle, a checkout and an installation.
-            cwd=Path(__file__).resolve().parents[2],
+            cwd=PACKAGES,
             env={**os.environ, "HIVEMIND_LOGLEVEL": os.environ.get("HIVEMIND_LOGLEVEL", "CRITICAL")},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

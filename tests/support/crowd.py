@@ -5,12 +5,11 @@ records in time, and ends when its standard input is closed. The first peers are
 that cannot be true.
 """
 
-import contextlib
 import json
 import random
 import sys
 import threading
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,11 +31,9 @@ ROGUES = (
 )
 
 
-@contextlib.contextmanager
-def crowd(swarm_id: str, num_peers: int, lifetime_seconds: float, log: Path) -> Iterator[str]:
+def crowd(swarm_id: str, num_peers: int, lifetime_seconds: float, log: Path) -> AbstractContextManager[str]:
     """Start a crowd for the length of the block; yield the address through which its swarm is found."""
-    with ready_program(__file__, swarm_id, num_peers, lifetime_seconds, log=log, seconds=30) as address:
-        yield address
+    return ready_program(__file__, swarm_id, num_peers, lifetime_seconds, log=log, seconds=30)
 
 
 class _Member:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 from forked_commands import ForkedCommands
@@ -160,13 +161,19 @@ def run_command(hub: LocalHub, *arguments: str, token: str | None = None) -> sub
     )
 
 
-@contextlib.contextmanager
-def started_command(hub: LocalHub, log: Path, *arguments: str, token: str | None = None) -> Iterator[subprocess.Popen]:
+def started_command(
+    hub: LocalHub, log: Path, *arguments: str, token: str | None = None
+) -> contextlib.AbstractContextManager[subprocess.Popen]:
     """Start `dalle-collab` in a session of its own; kill it and all that it started at the end of the block."""
     command = [sys.executable, "-m", "pipelines.command_line.main", *arguments]
     environment = command_environment(hub, hub.alice_token if token is None else token)
     with log.open("w", encoding="utf-8") as output:
-        process = ChildProcess(command, env=environment, stdout=output, stderr=output)
+        return killed_with_family(ChildProcess(command, env=environment, stdout=output, stderr=output))
+
+
+@contextlib.contextmanager
+def killed_with_family(process: Any) -> Iterator[Any]:
+    """Kill a process, a `Popen` or a `ForkedProcess`, and all that it started at the end of the block."""
     try:
         yield process
     finally:

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from hub_tools.processes.child_process import ChildProcess, last_line
+from hub_tools.processes.child_process import PACKAGES, ChildProcess, last_line
 from pipelines.training.peer.process_group import die_with_parent, guard_process_group
 
 LOWEST_PRIORITY = 19
@@ -30,14 +30,14 @@ class BoundedCommand:
     """Runs a command with a guard. Use as a context manager: what still runs at its end is killed."""
 
     def __init__(
-        self, command: Sequence[str], *, limit_seconds: float, environment: Mapping[str, str], folder: Path, log: Path
+        self, command: Sequence[str], *, limit_seconds: float, environment: Mapping[str, str], log: Path
     ) -> None:
-        """`folder`: where the command starts; its whole output goes to `log`, which is replaced."""
+        """It starts in the folder that holds the packages; its whole output goes to `log`, which is replaced."""
         # Python would write what it has printed behind the error that ends it, which is then not the last line.
         environment = {**environment, "PYTHONUNBUFFERED": "1"}
         program = [sys.executable, "-m", __name__, str(limit_seconds), str(os.getpid()), *command]
         with log.open("wb") as output:
-            self._process = ChildProcess(program, stdout=output, stderr=output, cwd=folder, env=environment)
+            self._process = ChildProcess(program, stdout=output, stderr=output, cwd=PACKAGES, env=environment)
         self._end = time.monotonic() + limit_seconds
         self._log = log
 

@@ -18,7 +18,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import hub_tools
 from hub_tools.processes.child_process import MOST_CHARACTERS
 from hub_tools.run_files import OPTIMIZER_FILE, TRAINING_RUN_FILE
 from pipelines.training.auxiliary.evaluating.bounded_command import BoundedCommand
@@ -142,7 +141,6 @@ class CheckpointEvaluator:
                 environment=bounded_environment(
                     os.environ, num_threads=self._options.num_threads, device=self._options.device
                 ),
-                folder=Path(hub_tools.__file__).resolve().parents[1],
                 log=self._folder / "evaluation.log",
             )
         except OSError as error:

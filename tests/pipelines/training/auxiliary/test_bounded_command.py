@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import psutil
 import pytest
@@ -27,7 +26,7 @@ from pathlib import Path
 from pipelines.training.auxiliary.evaluating.bounded_command import BoundedCommand
 folder = Path(sys.argv[1])
 command = [sys.executable, "-c", sys.argv[2], str(folder / "ready")]
-with BoundedCommand(command, limit_seconds=600, environment=os.environ, folder=Path.cwd(), log=folder / "log"):
+with BoundedCommand(command, limit_seconds=600, environment=os.environ, log=folder / "log"):
     time.sleep(600)
 """
 
@@ -40,7 +39,7 @@ def start(tmp_path):
     def start_program(program, *arguments, limit=600.0):
         command = BoundedCommand(
             [sys.executable, "-c", program, *map(str, arguments)],
-            limit_seconds=limit, environment=os.environ, folder=Path.cwd(), log=tmp_path / "log",
+            limit_seconds=limit, environment=os.environ, log=tmp_path / "log",
         )  # fmt: skip
         started.append(command)
         return command
