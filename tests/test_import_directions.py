@@ -69,7 +69,7 @@ MAY_IMPORT = {
     LANGUAGE: (RUN, STATE, METRICS, CARD, STREAMING, MEMORY, HUB, *BLOCKS),
     PEER: (
         *(RUN, REPOSITORY, ADMISSION, OPTIMIZERS, GRADIENTS, SWARM, AVERAGING, STATE, LEDGER, SWARM_OPTIMIZER),
-        *(DEVICES, THREADS),
+        *(DEVICES, THREADS, f"{HUB}.processes"),
     ),
     AUXILIARY: (
         *(
@@ -124,7 +124,7 @@ MAY_IMPORT = {
         *(MODEL, DEVICES, CODES, HUB),
     ),
     "pipelines.pages.joining": ("pipelines.training", "pipelines.doctor", SWARM, HUB),
-    "pipelines.pages": (f"{HUB}.printing",),
+    "pipelines.pages": (f"{HUB}.printing", f"{HUB}.processes"),
     "pipelines.pages.memory_calculator": (MEMORY, HUB),
     "pipelines.demo.scenes": ("pipelines.evaluation", CODES, HUB),
     "pipelines.demo.language": ("pipelines.demo", "pipelines.training", HUB),

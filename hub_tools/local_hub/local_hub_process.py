@@ -1,8 +1,6 @@
 """An embedded Hub in a process of its own, for as long as a `with` block lasts."""
 
-import contextlib
 import os
-import signal
 import sqlite3
 import subprocess
 import sys
@@ -11,6 +9,7 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Self, TypeVar
 
+from ..processes.child_process import ChildProcess, last_line
 from .protocol.hub_error import HubError
 from .store.accounts import create_organization, create_token, create_user, namespace_kind, set_member
 from .store.storage import HubStorage
@@ -56,7 +55,7 @@ class LocalHub:
         self.port = port
         self.part_mebibytes = part_mebibytes
         self.endpoint = ""
-        self.process: subprocess.Popen[str] | None = None
+        self.process: ChildProcess | None = None
 
     def __enter__(self) -> Self:
         self.start()
@@ -75,36 +74,26 @@ class LocalHub:
         """
         self.root.mkdir(parents=True, exist_ok=True)
         with (self.root / "server.log").open("a") as log:
-            self.process = subprocess.Popen(
-                self._command(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, text=True,
-                start_new_session=True, env={**os.environ, **self._environment},
-            )  # fmt: skip
+            environment = {**os.environ, **self._environment}
+            self.process = ChildProcess(self._command(), stdout=subprocess.PIPE, stderr=log, env=environment)
         assert self.process.stdout is not None
         self.endpoint = self.process.stdout.readline().strip()
         if not self.endpoint:
             self.kill()
-            log_lines = (self.root / "server.log").read_text().strip().splitlines() or ["nothing"]
-            raise HubStartError(f"The embedded Hub did not start. Its last log line: {log_lines[-1]}")
+            said = last_line(self.root / "server.log")
+            raise HubStartError(f"The embedded Hub did not start. Its last log line: {said}")
         self.port = int(self.endpoint.rsplit(":", 1)[1])
 
-    def stop(self) -> None:
-        """Ask the server to stop, and kill it if it has not stopped within seconds."""
-        if self.process is not None and self.process.poll() is None:
-            self.process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(STOP_SECONDS)
-        self.kill()
+    def stop(self, seconds: float = STOP_SECONDS) -> None:
+        """Ask the server to stop, and kill it and all its children if it has not stopped within seconds."""
+        if self.process is not None:
+            with self.process:
+                self.process.end(seconds)
+        self.process = None
 
     def kill(self) -> None:
         """Kill the server and all its children with SIGKILL."""
-        if self.process is None:
-            return
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-        if self.process.stdout is not None:
-            self.process.stdout.close()
-        self.process = None
+        self.stop(0.0)
 
     def create_user(self, name: str, *, token_role: str = "write") -> str:
         """Create a user and return a token for it. Raises ValueError for a name that is taken or invalid."""

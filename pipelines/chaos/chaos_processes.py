@@ -1,8 +1,6 @@
 """The processes of a chaos run: starting, freezing and killing whole trainers, and finding orphans."""
 
-import contextlib
 import json
-import os
 import signal
 import socket
 import time
@@ -12,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hub_tools.atomic_files import write_text_whole
+from hub_tools.processes.child_process import end_group, last_line
 from pipelines.chaos.chaotic_peer import (
     ChaoticPeerSettings,
     Control,
@@ -21,7 +20,6 @@ from pipelines.chaos.chaotic_peer import (
 )
 from pipelines.chaos.fork_server import ForkServer
 from pipelines.demo.running.event_files import read_events
-from pipelines.demo.stages import last_line
 from pipelines.process_table import (
     group_members,
     is_running,
@@ -78,7 +76,7 @@ class Trainer:
         """Kill the whole group at once; return processes of it that survive."""
         if self.group == 0:
             return []
-        kill_group(self.group)
+        end_group(self.group)
         return _after_some_time(lambda: group_members(self.group))
 
     def ends_without_a_child(self) -> bool:
@@ -136,12 +134,6 @@ def _after_some_time(find: Callable[[], list[int]]) -> list[int]:
     while (pids := find()) and time.monotonic() < deadline:
         time.sleep(0.1)
     return pids
-
-
-def kill_group(group: int) -> None:
-    """Kill all processes of a group with SIGKILL."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(group, signal.SIGKILL)
 
 
 def free_port() -> int:

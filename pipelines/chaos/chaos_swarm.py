@@ -16,20 +16,14 @@ from rich.console import Console
 from rich.markup import escape
 
 from hub_tools.local_hub import LocalHub
-from pipelines.chaos.chaos_processes import (
-    MARKER_VARIABLE,
-    Trainer,
-    free_port,
-    kill_group,
-    left_behind,
-    read_events,
-)
+from hub_tools.processes.child_process import end_group, last_line
+from pipelines.chaos.chaos_processes import MARKER_VARIABLE, Trainer, free_port, left_behind, read_events
 from pipelines.chaos.chaotic_peer import ChaoticPeerSettings, Control, events_file, settings_file
 from pipelines.chaos.faults.link_proxy import LinkProxy, PortOwners
 from pipelines.chaos.fork_server import ForkServer
 from pipelines.chaos.serving.scene import ServingScene
 from pipelines.chaos.tiny_material import TINY_MODEL_SETTINGS
-from pipelines.demo.stages import StageError, last_line
+from pipelines.demo.stages import StageError
 from pipelines.process_table import group_members, is_running, signal_processes
 from pipelines.training.peer.process_group import WORKER_VARIABLE
 
@@ -126,7 +120,7 @@ class ChaosSwarm:
             self.scene.close()
         for group in (*self.attackers.values(), self.auxiliary):
             if group:
-                kill_group(group)
+                end_group(group)
         self._stack.close()
         self.orphans += left_behind(self.marker)
         signal_processes(self.orphans, signal.SIGKILL)
@@ -179,7 +173,7 @@ class ChaosSwarm:
 
     def end_attack(self, name: str) -> None:
         """Kill the process."""
-        kill_group(self.attackers.pop(name))
+        end_group(self.attackers.pop(name))
 
     def attack_events(self, name: str) -> list[dict[str, Any]]:
         """What the process of an attack has written."""
@@ -264,7 +258,7 @@ class ChaosSwarm:
         service = self._forks.start(
             "authority", "pipelines.command_line.main", arguments, {"HF_TOKEN": self._organiser}
         )
-        self._stack.callback(kill_group, service)
+        self._stack.callback(end_group, service)
         deadline = time.monotonic() + SECONDS_TO_START
         while time.monotonic() < deadline:
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):

@@ -5,7 +5,6 @@ seconds; on a volunteer's own machine they would not. `ForkServer` is the client
 server: a JSON request per line of standard input, a line of JSON per answer. It ends with its input.
 """
 
-import contextlib
 import json
 import os
 import runpy
@@ -18,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hub_tools.processes.child_process import ChildProcess
 from pipelines.chaos.faults.skewed_clock import CLOCK
 
 SKEWED = "--clock-can-be-skewed"
@@ -39,23 +39,17 @@ class ForkServer:
     def __enter__(self) -> "ForkServer":
         self._log_folder.mkdir(parents=True, exist_ok=True)
         with (self._log_folder / "fork_server.log").open("ab") as log:
-            self._process = subprocess.Popen(
+            self._process = ChildProcess(
                 [sys.executable, *self.server, *self._options],
                 env={**os.environ, **self._environment},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                text=True,
-                start_new_session=True,
             )
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._process.kill()
-        self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            with contextlib.suppress(BrokenPipeError):
-                pipe.close()
+        self._process.__exit__(*exception)
 
     def log(self, name: str) -> Path:
         """Return the file with a program's output."""
@@ -78,7 +72,7 @@ class ForkServer:
 
     def _ask(self, request: Mapping[str, object]) -> Any:
         with self._lock:
-            print(json.dumps(request), file=self._process.stdin, flush=True)
+            self._process.send(request)
             if not (line := self._process.stdout.readline()):
                 raise ChildProcessError(f"The fork server exited; see {self.log('fork_server')}.")
             return json.loads(line)

@@ -14,6 +14,7 @@ from typing import TypeVar
 from rich.console import Console
 from rich.markup import escape
 
+from hub_tools.processes.child_process import last_line
 from pipelines.demo.running.finished_work import FinishedWork, remove
 from pipelines.demo.running.programs import Program, start_program, stop_all
 from pipelines.demo.running.progress_lines import ProgressLines
@@ -156,10 +157,6 @@ class Stages:
         return self.logs / f"{name}.log"
 
 
-MOST_BYTES_OF_A_LINE = 4096
-MOST_CHARACTERS = 300
-"""Of a program's last line that is told; a traceback in one line has thousands, and is in the log."""
-
 PROGRESS = re.compile(r"[\w ]+: [\d,]+( of [\d,]+)? .*")
 """A line of `stage_progress` in a log."""
 
@@ -167,15 +164,3 @@ PROGRESS = re.compile(r"[\w ]+: [\d,]+( of [\d,]+)? .*")
 def progress_in(line: str) -> str:
     """Return a logged line if it says how far a command is, else nothing."""
     return line if PROGRESS.fullmatch(line) else ""
-
-
-def last_line(log: Path, since: int = 0) -> str:
-    """Return the last line that a program logged behind the first bytes."""
-    otherwise = "it printed nothing"
-    if not log.exists():
-        return otherwise
-    with log.open("rb") as file:
-        file.seek(max(since, log.stat().st_size - MOST_BYTES_OF_A_LINE))
-        lines = file.read().decode(errors="replace").strip().splitlines()
-    line = lines[-1] if lines else otherwise
-    return line if len(line) <= MOST_CHARACTERS else f"{line[: MOST_CHARACTERS - 4]} ..."

@@ -5,51 +5,38 @@ program calls `guard_process_group` first, so that it and its children end with 
 """
 
 import contextlib
-import json
 import os
-import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
+from hub_tools.processes.child_process import PACKAGES, ChildProcess
 
-class LineProgram:
+
+class LineProgram(ChildProcess):
     """Runs from now on until `end`, or until it ends by itself."""
 
     def __init__(self, module: str, on_line: Callable[[str | None], None]) -> None:
         """`on_line` is called in a thread with each line that the program prints, and with None after the last one."""
-        process = self._process = subprocess.Popen(
+        super().__init__(
             [sys.executable, "-m", module],
-            # The folder that holds the packages: this works from a bundle, a checkout and an installation.
-            cwd=Path(__file__).resolve().parents[2],
+            cwd=PACKAGES,
             env={**os.environ, "HIVEMIND_LOGLEVEL": os.environ.get("HIVEMIND_LOGLEVEL", "CRITICAL")},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
         )
-
-        def read() -> None:
-            assert process.stdout is not None, "it is a pipe"
-            for line in process.stdout:
-                on_line(line)
-            process.stdout.close()
-            on_line(None)
-
-        threading.Thread(target=read, daemon=True, name=f"lines of {module}").start()
+        threading.Thread(target=self._read, args=(on_line,), daemon=True, name=f"lines of {module}").start()
 
     def send(self, values: Mapping[str, Any]) -> None:
         """Write a line to the program; nothing happens if it has ended."""
-        assert self._process.stdin is not None, "it is a pipe"
         with contextlib.suppress(OSError, ValueError):  # a closed pipe, at either end
-            self._process.stdin.write(json.dumps(values) + "\n")
-            self._process.stdin.flush()
+            super().send(values)
 
-    def end(self) -> None:
-        """Kill the program and its children."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+    def _read(self, on_line: Callable[[str | None], None]) -> None:
+        assert self.stdout is not None, "it is a pipe"
+        with self.stdout:
+            for line in self.stdout:
+                on_line(line)
+        on_line(None)

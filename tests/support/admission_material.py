@@ -20,6 +20,7 @@ from huggingface_hub import HfApi
 
 from hub_tools.endpoint import prepare_hub_client
 from hub_tools.local_hub import LocalHub
+from hub_tools.processes.child_process import ChildProcess
 from pipelines.admission.server import load_or_create_key, open_service, serve_admission
 from pipelines.admission.service import ServiceOptions
 from pipelines.admission.tokens import Admission, AdmissionRequest, peer_id_of, sign_request
@@ -97,22 +98,17 @@ def running_service(
     key = load_or_create_key(folder / "authority.key")
     settings = dict(repository=repository, folder=str(folder), port=port, options=options)
     environment = {**os.environ, **hub.environment(hub.alice_token)}
-    with (folder / "service.log").open("a", encoding="utf-8") as log:
-        process = subprocess.Popen(
-            [sys.executable, __file__, json.dumps(settings)], env=environment, stdout=subprocess.PIPE, stderr=log,
-            text=True,
-        )  # fmt: skip
-    try:
+    command = [sys.executable, __file__, json.dumps(settings)]
+    with (
+        (folder / "service.log").open("a", encoding="utf-8") as log,
+        ChildProcess(command, env=environment, stdout=subprocess.PIPE, stderr=log) as process,
+    ):
         address = process.stdout.readline().strip()
         assert address, (folder / "service.log").read_text(encoding="utf-8")
-        yield RunningService(address, key, folder / "service.log", process)
-    finally:
-        process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(60)
-        process.kill()
-        process.wait()
-        process.stdout.close()
+        try:
+            yield RunningService(address, key, folder / "service.log", process)
+        finally:
+            process.end(60)
 
 
 def serve(repository: str, folder: str, port: int, options: dict[str, float]) -> None:

@@ -1,11 +1,12 @@
 """`dalle-collab run assist` as a process for tests: what it writes, and how long to wait for it."""
 
 import contextlib
-import json
-import time
 from functools import partial
 
 from published_runs import LOOPBACK, started_command
+from running_programs import end_of, wait_for
+
+from pipelines.demo.running.event_files import read_events
 
 SECONDS_TO_START = 150
 
@@ -18,23 +19,19 @@ class Assistant:
 
     def looks(self):
         """Return all reports so far."""
-        lines = self._events.read_text(encoding="utf-8").splitlines(keepends=True) if self._events.exists() else []
-        return [json.loads(line) for line in lines if line.endswith("\n")]
+        return read_events(self._events)
 
     def wait_until(self, is_so, what, seconds=SECONDS_TO_START, after=0):
         """Return the first report for which `is_so`, of those from number `after` on."""
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            for look in self.looks()[after:]:
-                if is_so(look):
-                    return look
-            assert self.process.poll() is None, f"ended with {self.process.returncode} before {what}: {self.log()}"
-            time.sleep(0.1)
-        raise AssertionError(f"not {what} within {seconds} s: {self.looks()[-1:]} {self.log()}")
+
+        def look():
+            return next(filter(is_so, self.looks()[after:]), None)
+
+        return wait_for(look, what, seconds, process=self.process, log=self._log)
 
     def log(self):
         """Return the end of what it printed."""
-        return self._log.read_text(encoding="utf-8")[-3000:]
+        return end_of(self._log)
 
 
 @contextlib.contextmanager

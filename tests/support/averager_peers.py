@@ -19,6 +19,7 @@ import torch
 from safetensors.torch import save_file
 
 from pipelines.chaos.faults.hostile_peers import Attack, HostileGradientAverager
+from pipelines.demo.running.event_files import read_events
 from pipelines.swarm.network_options import NetworkOptions
 from pipelines.swarm.node import SwarmUnreachableError, open_dht, visible_addresses
 from pipelines.training.averaging.wire import parallel_streams
@@ -49,9 +50,7 @@ def write_event(settings: dict, **values: object) -> None:
 
 def events_of(folder: Path, name: str, kind: str, **values: object) -> list[dict]:
     """Return the events of a kind, with these values, that a member has written so far."""
-    path = folder / f"{name}.jsonl"
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
-    events = [json.loads(line) for line in lines if line.endswith("\n")]
+    events = read_events(folder / f"{name}.jsonl")
     return [e for e in events if e["event"] == kind and all(e[key] == value for key, value in values.items())]
 
 

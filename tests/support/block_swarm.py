@@ -2,17 +2,17 @@
 
 import contextlib
 import json
-import os
 import signal
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from forked_processes import ForkedProcess, fork_server
 from hivemind.p2p import P2P
+from running_programs import wait_for
 from support_files import SUPPORT
 
 from pipelines.chaos.faults.link_proxy import LinkLimits, LinkProxy
+from pipelines.demo.running.event_files import read_events
 from pipelines.serving.blocks.client.stream_swarm import StreamSwarm
 from pipelines.serving.blocks.routing import ServedSpan
 from pipelines.swarm.streams.introductions import Introductions
@@ -35,12 +35,9 @@ class ServingPeer:
         self.process = ForkedProcess(fork_server(), str(SUPPORT / "stream_peer.py"), [str(settings)], self.output)
 
     def wait(self) -> None:
-        deadline = time.monotonic() + START_SECONDS
-        while not (self._log.exists() and self._log.read_text()):
-            assert self.process.poll() is None and time.monotonic() < deadline, self.output.read_text()
-            time.sleep(0.05)
-        ready = json.loads(self._log.read_text())
-        self.addresses, self.peer, self.group = ready["addresses"], ready["peer"], ready["pid"]
+        own = dict(process=self.process, log=self.output)
+        (ready,) = wait_for(lambda: read_events(self._log), "ready", START_SECONDS, **own)
+        self.addresses, self.peer = ready["addresses"], ready["peer"]
         self.revision = ready["revision"]
 
     def span(self) -> ServedSpan:
@@ -50,8 +47,7 @@ class ServingPeer:
         )  # fmt: skip
 
     def signal(self, number: int) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.group, number)
+        self.process.signal_group(number)
 
     def end(self) -> None:
         self.signal(signal.SIGCONT)

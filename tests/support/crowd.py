@@ -5,16 +5,16 @@ records in time, and ends when its standard input is closed. The first peers are
 that cannot be true.
 """
 
-import contextlib
 import json
 import random
-import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from running_programs import ready_program
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric import rsa
@@ -31,22 +31,9 @@ ROGUES = (
 )
 
 
-@contextlib.contextmanager
-def crowd(swarm_id: str, num_peers: int, lifetime_seconds: float, log: Path) -> Iterator[str]:
+def crowd(swarm_id: str, num_peers: int, lifetime_seconds: float, log: Path) -> AbstractContextManager[str]:
     """Start a crowd for the length of the block; yield the address through which its swarm is found."""
-    command = [sys.executable, __file__, swarm_id, str(num_peers), str(lifetime_seconds)]
-    with log.open("w") as errors:
-        process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True
-        )
-    try:
-        line = process.stdout.readline()
-        assert line, log.read_text()
-        yield json.loads(line)
-    finally:
-        process.stdin.close()
-        process.wait(30)
-        process.stdout.close()
+    return ready_program(__file__, swarm_id, num_peers, lifetime_seconds, log=log, seconds=30)
 
 
 class _Member:

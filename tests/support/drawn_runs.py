@@ -2,9 +2,7 @@
 
 import contextlib
 import json
-import os
 import signal
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,11 +11,13 @@ from entry_peers import started_entry_peers
 from forked_processes import ForkedProcess, fork_server
 from huggingface_hub import HfApi, constants
 from language_material import ALBERT, GPT2, tiny_tokenizer
+from running_programs import wait_for
 from tiny_run_parts import write_tiny_run
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM, PreTrainedModel
 
 from hub_tools.local_hub import LocalHub
 from modeling_dalle_collab import DalleCollabForConditionalGeneration
+from pipelines.demo.running.event_files import read_events
 from pipelines.training.run.training_run import TrainingRun
 
 MAIN = "pipelines.command_line.main"
@@ -140,20 +140,15 @@ class Server:
 
     def wait_for(self, event: str, seconds: float = 180) -> dict:
         """Wait for an event of the server's; return it."""
-        deadline = time.monotonic() + seconds
-        while True:
-            lines = self.events.read_text().splitlines() if self.events.exists() else []
-            found = [line for line in map(json.loads, lines) if line.get("event") == event]
-            if found:
-                return found[-1]
-            assert self.process.poll() is None, self.log.read_text()
-            assert time.monotonic() < deadline, f"no {event} in {seconds} s: {self.log.read_text()}"
-            time.sleep(0.05)
+
+        def look() -> dict | None:
+            return next((line for line in reversed(read_events(self.events)) if line.get("event") == event), None)
+
+        return wait_for(look, event, seconds, process=self.process, log=self.log)
 
     def signal(self, number: int) -> None:
         """Send a signal to all processes of the server."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, number)
+        self.process.signal_group(number)
 
     def kill(self) -> None:
         """Kill all processes of the server."""

@@ -4,38 +4,21 @@ Usage: python entry_peers.py PEERS.json. Reads `{name: {"joins": [names], "clock
 that order, prints `{name: [addresses]}` as one line of JSON, and ends all of them when its standard input is closed.
 """
 
-import contextlib
 import json
 import os
-import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
+from running_programs import ready_program
 
-@contextlib.contextmanager
-def started_entry_peers(folder: Path, **peers: dict) -> Iterator[dict[str, list[str]]]:
+
+def started_entry_peers(folder: Path, **peers: dict) -> AbstractContextManager[dict[str, list[str]]]:
     """Start entry peers for the length of the block; yield their addresses by name."""
     settings = folder / "entry_peers.json"
     settings.write_text(json.dumps(peers), encoding="utf-8")
-    with (folder / "entry_peers.log").open("w") as log:
-        process = subprocess.Popen(
-            [sys.executable, __file__, str(settings)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-            start_new_session=True,
-        )
-    try:
-        line = process.stdout.readline()
-        assert line, (folder / "entry_peers.log").read_text()
-        yield json.loads(line)
-    finally:
-        process.stdin.close()
-        process.wait(120)
-        process.stdout.close()
+    return ready_program(__file__, settings, log=folder / "entry_peers.log", seconds=120)
 
 
 def main(peers: dict[str, dict]) -> None:

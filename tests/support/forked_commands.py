@@ -4,13 +4,12 @@ Each is whole: its own process and group, environment, output and exit code. Run
 is the command: FORKED_COMMANDS FOLDER OUTPUT ERRORS PROGRAM ARGUMENTS...
 """
 
-import contextlib
 import os
 import runpy
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from forked_processes import ForkedProcess, fork_server
@@ -40,18 +39,12 @@ class ForkedCommands:
         """Run a Python file."""
         return self._run(str(path), arguments, {}, Path.cwd())
 
-    @contextlib.contextmanager
-    def started_worker(self, log: Path, *arguments: str) -> Iterator[ForkedProcess]:
+    def started_worker(self, log: Path, *arguments: str) -> AbstractContextManager[ForkedProcess]:
         """Start `dalle-collab` as the worker of a peer; kill it and all that it started at the end of the block."""
-        from published_runs import kill_family
+        from published_runs import killed_with_family
 
         worker = {"DALLE_COLLAB_WORKER": "1"}
-        process = ForkedProcess(self._server, "pipelines.command_line.main", arguments, log, worker)
-        try:
-            yield process
-        finally:
-            kill_family(process.pid)
-            process.wait()
+        return killed_with_family(ForkedProcess(self._server, "pipelines.command_line.main", arguments, log, worker))
 
     def _run(self, program, arguments, environment, folder) -> subprocess.CompletedProcess:
         arguments = list(map(str, arguments))

@@ -1,6 +1,7 @@
 """Programs in forks of one process that has paid for all heavy imports; run as a program this file is that process."""
 
 import atexit
+import contextlib
 import json
 import os
 import signal
@@ -68,6 +69,11 @@ class ForkedProcess:
         """Send a signal to the program alone."""
         if self.poll() is None:
             os.kill(self.pid, number)
+
+    def signal_group(self, number: int) -> None:
+        """Send a signal to all processes of its group."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, number)
 
     def kill(self) -> None:
         """Kill the program alone and wait until it is gone."""

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pyarrow.parquet as pq
 from published_runs import LOOPBACK, TrainingMaterial
 
 from pipelines.chaos.tiny_material import numbered_records
+from pipelines.demo.running.event_files import read_events
 from pipelines.image_codes.image_code_record import image_code_table
 
 RECORDS_PER_SHARD, RECORDS_PER_BLOCK = 1024, 128
@@ -47,13 +47,9 @@ class Trainer:
 
     def epochs(self) -> list[int]:
         """The epochs that it has reported so far."""
-        return [event["epoch"] for event in self._read() if "epoch" in event]
+        return [event["epoch"] for event in read_events(self._events) if "epoch" in event]
 
     @property
     def num_samples(self) -> int:
         """What it has contributed."""
-        return max(event.get("num_samples", 0) for event in self._read())
-
-    def _read(self) -> list[dict]:
-        lines = self._events.read_text().splitlines(keepends=True) if self._events.exists() else []
-        return [json.loads(line) for line in lines if line.endswith("\n")]
+        return max(event.get("num_samples", 0) for event in read_events(self._events))

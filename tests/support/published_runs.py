@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 from forked_commands import ForkedCommands
@@ -18,6 +19,7 @@ from huggingface_hub.utils import disable_progress_bars
 from language_material import DOCUMENTS, SEQUENCE_LENGTH, tiny_tokenizer, write_texts
 
 from hub_tools.local_hub import LocalHub
+from hub_tools.processes.child_process import ChildProcess
 from pipelines.chaos.tiny_material import TINY_MODEL_SETTINGS, save_tiny_codec, write_tiny_material
 from pipelines.image_codes.image_code_record import ImageCodeLayout
 from pipelines.training.run.training_run import TrainingRun
@@ -165,18 +167,19 @@ def run_command(hub: LocalHub, *arguments: str, token: str | None = None) -> sub
     )
 
 
-@contextlib.contextmanager
-def started_command(hub: LocalHub, log: Path, *arguments: str, token: str | None = None) -> Iterator[subprocess.Popen]:
+def started_command(
+    hub: LocalHub, log: Path, *arguments: str, token: str | None = None
+) -> contextlib.AbstractContextManager[subprocess.Popen]:
     """Start `dalle-collab` in a session of its own; kill it and all that it started at the end of the block."""
+    command = [sys.executable, "-m", "pipelines.command_line.main", *arguments]
+    environment = command_environment(hub, hub.alice_token if token is None else token)
     with log.open("w", encoding="utf-8") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "pipelines.command_line.main", *arguments],
-            env=command_environment(hub, hub.alice_token if token is None else token),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+        return killed_with_family(ChildProcess(command, env=environment, stdout=output, stderr=output))
+
+
+@contextlib.contextmanager
+def killed_with_family(process: Any) -> Iterator[Any]:
+    """Kill a process, a `Popen` or a `ForkedProcess`, and all that it started at the end of the block."""
     try:
         yield process
     finally:

@@ -87,7 +87,7 @@ def main(settings: dict) -> None:
         ready = dict(addresses=visible_addresses(dht), peer=dht.peer_id.to_base58(), pid=os.getpid())
         if isinstance(service, Layers):
             ready["revision"] = service.blocks.revision
-        Path(settings["log"]).write_text(json.dumps(ready), encoding="utf-8")
+        Path(settings["log"]).write_text(json.dumps(ready) + "\n", encoding="utf-8")
         signal.sigwait({signal.SIGTERM})
         loop.call(server.leave(5.0))
         if isinstance(service, Layers):

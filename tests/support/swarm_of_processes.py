@@ -1,10 +1,7 @@
 """Starts peers of a test swarm as OS processes and reads their events; ends all of them, whatever happens."""
 
-import contextlib
 import json
-import os
 import signal
-import time
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,8 +10,10 @@ from typing import Any
 
 from forked_processes import ForkedProcess, fork_server
 from language_material import ALBERT, GPT2, SEQUENCE_LENGTH
+from running_programs import end_of, wait_for
 
 from pipelines.chaos.tiny_material import TINY_MODEL_SETTINGS
+from pipelines.demo.running.event_files import read_events
 from pipelines.process_table import group_members, signal_processes
 from pipelines.training.run.training_run import TrainingRun
 
@@ -72,34 +71,32 @@ class PeerProcess:
 
     def events(self, kind: str | None = None) -> list[dict[str, Any]]:
         """Return the events so far, all or those of one kind."""
-        path = self.folder / f"{self.name}.jsonl"
-        lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
-        parsed = [json.loads(line) for line in lines if line.endswith("\n")]
-        return [event for event in parsed if kind in (None, event["event"])]
+        events = read_events(self.folder / f"{self.name}.jsonl")
+        return [event for event in events if kind in (None, event["event"])]
 
     def wait_for(self, kind: str, seconds: float = 300, after: float = 0.0, **values: Any) -> dict[str, Any]:
         """Wait for an event of a kind with these values, later than `after` (seconds since 1970).
 
         Fails if the process ends before it comes.
         """
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            ended = self.process.poll()
-            for event in self.events(kind):
-                if event["time"] > after and all(event[key] == value for key, value in values.items()):
-                    return event
-            assert ended is None, f"{self.name} ended with {ended} before {kind} {values}: {self.log()}"
-            time.sleep(0.05)
-        raise AssertionError(f"{self.name}: no {kind} {values} within {seconds} s: {self.log()}")
+
+        def look() -> dict[str, Any] | None:
+            newer = (event for event in self.events(kind) if event["time"] > after)
+            return next((it for it in newer if all(it[key] == value for key, value in values.items())), None)
+
+        return wait_for(look, f"{self.name}: {kind} {values}", seconds, process=self.process, log=self._log)
+
+    @property
+    def _log(self) -> Path:
+        return self.folder / f"{self.name}.log"
 
     def log(self) -> str:
         """Return the end of what the peer printed."""
-        return (self.folder / f"{self.name}.log").read_text(encoding="utf-8")[-3000:]
+        return end_of(self._log)
 
     def kill(self) -> None:
         """Kill the whole process group with SIGKILL."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.signal_group(signal.SIGKILL)
         self.process.wait()
 
     def freeze(self) -> None:

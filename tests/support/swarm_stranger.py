@@ -23,6 +23,7 @@ from swarm_peer import write_event
 from pipelines.admission.averaging_gate import AdmissionGate
 from pipelines.admission.client import seek_admission
 from pipelines.admission.dht_gate import access_token
+from pipelines.demo.running.event_files import read_events
 from pipelines.swarm.network_options import NetworkOptions
 from pipelines.swarm.node import SwarmUnreachableError, open_dht
 from pipelines.swarm.records import PeerMetrics, SwarmRecords
@@ -175,9 +176,8 @@ def main(settings: dict) -> None:
     events = folder / f"{settings['name']}.jsonl"
 
     def newest_digest() -> str:
-        lines = (folder / "first.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
-        parsed = [json.loads(line) for line in lines if line.endswith("\n")]
-        return [event["digest"] for event in parsed if event["event"] == "state"][-1]
+        events = read_events(folder / "first.jsonl")
+        return [event["digest"] for event in events if event["event"] == "state"][-1]
 
     def come_with_new_identity(name: str) -> NetworkOptions:
         P2P.generate_identity(str(folder / f"{name}.identity"))

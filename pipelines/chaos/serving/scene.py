@@ -1,18 +1,17 @@
 """The processes that serve the chaos run's model and use it, and the faults of them."""
 
-import contextlib
-import os
 import signal
 from collections import Counter
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from pipelines.chaos.chaos_processes import kill_group, read_events
+from hub_tools.processes.child_process import end_group
+from pipelines.chaos.chaos_processes import read_events
 from pipelines.chaos.chaotic_peer import events_file
 from pipelines.chaos.faults.fault_script import ServingFault
 from pipelines.chaos.fork_server import ForkServer
-from pipelines.process_table import is_running
+from pipelines.process_table import signal_processes
 from pipelines.training.peer.process_group import WORKER_VARIABLE
 
 HOST = "/ip4/127.0.0.1/tcp/0"
@@ -91,7 +90,7 @@ class ServingScene:
     def close(self) -> None:
         """Kill all processes."""
         for group in self._groups.values():
-            kill_group(group)
+            end_group(group)
 
     def _strike_server(self, is_on: bool) -> None:
         """Kill a drawing server, or stop it each second time; the next one each time."""
@@ -100,19 +99,19 @@ class ServingScene:
         if is_on and is_stop:
             self._signal(victim, signal.SIGSTOP)
         elif is_on:
-            kill_group(self._groups[victim])
+            end_group(self._groups[victim])
         else:
             self._signal(victim, signal.SIGCONT) if is_stop else self._serve(victim)
 
     def _strike_span(self, is_on: bool) -> None:
         for name in list(COMPUTING)[1:]:
-            kill_group(self._groups[name]) if is_on else self._serve(name)
+            end_group(self._groups[name]) if is_on else self._serve(name)
 
     def _lie(self, is_on: bool) -> None:
         if is_on:
             self._start(FALSE, "pipelines.chaos.serving.false_server", [self._repository, str(self._log(FALSE)), HOST])
         else:
-            kill_group(self._groups.pop(FALSE))
+            end_group(self._groups.pop(FALSE))
 
     def _serve(self, name: str) -> None:
         options = ["--blocks", COMPUTING[name]] if name in COMPUTING else ["--max-codes-per-second", CODES_PER_SECOND]
@@ -127,9 +126,7 @@ class ServingScene:
 
     def _signal(self, name: str, number: signal.Signals) -> None:
         """Signal the main process alone: its guard would end the others if this program died meanwhile."""
-        if is_running(self._groups[name]):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self._groups[name], number)
+        signal_processes([self._groups[name]], number)
 
     def _log(self, name: str) -> Path:
         return events_file(self._folder, name)

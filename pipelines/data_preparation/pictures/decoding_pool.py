@@ -9,7 +9,6 @@ import os
 import queue
 import socket
 import struct
-import subprocess
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,6 +17,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Self
 
+from hub_tools.processes.child_process import ChildProcess
 from pipelines.data_preparation.filtering import DropReason, drop_reason
 from pipelines.data_preparation.pictures import decoding_process
 from pipelines.data_preparation.pictures.decoding import SquarePicture
@@ -59,12 +59,10 @@ class DecodingProcess:
         ours, theirs = socket.socketpair()
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", SECONDS_PER_ANSWER, 0))
         with theirs:
-            self.process = subprocess.Popen(
+            self.process = ChildProcess(
                 [sys.executable, "-P", *program, str(theirs.fileno())],
                 pass_fds=(theirs.fileno(),),
-                stdin=subprocess.DEVNULL,
                 env={**os.environ, "PYTHONPATH": _python_path(), **MEMORY_VARIABLES},
-                process_group=0,  # Ctrl-C is for the parent
             )
         self.connection = Connection(ours.detach())
         with self._death_noticed():
@@ -105,8 +103,7 @@ class DecodingProcess:
 
     def kill(self) -> None:
         """End it, whatever it does."""
-        self.process.kill()
-        self.process.wait()
+        self.process.end()
         self.connection.close()
 
 

@@ -8,13 +8,13 @@ import contextlib
 import itertools
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hub_tools.processes.child_process import ChildProcess
 from pipelines.process_table import is_frozen, processes_with_variable, signal_processes
 from pipelines.training.peer.process_group import die_with_parent
 
@@ -29,7 +29,7 @@ _numbers = itertools.count(1)
 class Program:
     """A program that was started, and its whole family."""
 
-    process: subprocess.Popen[str]
+    process: ChildProcess
     mark: str
     """What `VARIABLE` is in each of its processes, and in no others."""
 
@@ -59,15 +59,7 @@ def start_program(
 ) -> Program:
     """Start a program of the demo in a folder; it is asked to stop when this process dies. `options` are Popen's."""
     mark = f"{mark_of_all(folder)}{name}-{os.getpid()}-{next(_numbers)}"
-    process = subprocess.Popen(
-        command,
-        env={**environment, VARIABLE: mark},
-        stdin=subprocess.DEVNULL,
-        text=True,
-        start_new_session=True,
-        preexec_fn=die_with_parent,
-        **options,
-    )
+    process = ChildProcess(command, env={**environment, VARIABLE: mark}, preexec_fn=die_with_parent, **options)
     return Program(process=process, mark=mark)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from hub_tools.printing.printable import printable
-from pipelines.training.peer.process_group import VOLUNTEERS_PROGRAM, end_group, start_worker
+from pipelines.training.peer.process_group import VOLUNTEERS_PROGRAM, start_worker
 
 logger = logging.getLogger(__name__)
 
@@ -49,9 +49,9 @@ class CommandChild:
                 self._environment(),
                 program=VOLUNTEERS_PROGRAM,
                 pass_fds=(write_end,),
-                stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
+                text=False,
             )
         except BaseException:
             os.close(events)
@@ -59,7 +59,6 @@ class CommandChild:
         finally:
             os.close(write_end)
         self.pid = self._process.pid
-        self._lock, self._is_gone = threading.Lock(), False
         self._readers = [
             threading.Thread(target=self._read, args=(source, hear), daemon=True, name=f"child-{self.pid}")
             for source, hear in ((self._process.stdout, self._on_line), (os.fdopen(events, "rb"), self._hear_event))
@@ -69,33 +68,24 @@ class CommandChild:
 
     def send_signal(self, number: int) -> None:
         """Send a signal to the command itself, if it is still running."""
-        with self._lock:
-            if not self._is_gone:
-                os.kill(self.pid, number)
+        self._process.send_signal(number)
 
     def stop(self, seconds: float) -> None:
         """Ask the command to shut down, and kill it with all its descendants if it has not after `seconds`."""
-        self.send_signal(signal.SIGTERM)
-        if not self.ended.wait(seconds):
-            self.kill()
+        self._process.end(seconds)
+        self.ended.wait()
 
     def kill(self) -> None:
         """Kill the command and all its descendants."""
-        with self._lock:
-            if not self._is_gone:
-                end_group(self.pid)
-        self.ended.wait()
+        self.stop(0.0)
 
     def _environment(self) -> dict[str, str]:
         inherited = {name: value for name, value in os.environ.items() if name != "HF_TOKEN"}
         return {**inherited, **PLAIN_OUTPUT, **({"HF_TOKEN": self._token} if self._token else {})}
 
     def _follow(self) -> None:
-        # Until the leader is reaped, its process id cannot be reused.
-        os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
-        with self._lock:
-            end_group(self.pid)
-            code, self._is_gone = self._process.wait(), True
+        self._process.wait()
+        code = self._process.end()
         for thread in self._readers:
             thread.join(SECONDS_FOR_LAST_WORDS)
         self.ended.set()

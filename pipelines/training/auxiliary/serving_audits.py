@@ -16,7 +16,6 @@ from pathlib import Path
 import httpx2
 from huggingface_hub import CommitOperationAdd
 
-import hub_tools
 from hub_tools.run_files import METRICS_FOLDER
 from pipelines.training.auxiliary.evaluating.bounded_command import BoundedCommand
 from pipelines.training.auxiliary.evaluating.checkpoint_evaluator import bounded_environment
@@ -132,7 +131,6 @@ class ServingAudits:
                 [*self._program, self._repository, *arguments, "--output", str(self._report)],
                 limit_seconds=LIMIT_SECONDS,
                 environment=bounded_environment(os.environ, num_threads=options.num_threads, device="cpu"),
-                folder=Path(hub_tools.__file__).resolve().parents[1],
                 log=self._folder / "audit.log",
             )
         except OSError as error:

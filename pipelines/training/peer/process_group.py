@@ -4,17 +4,17 @@ The user's command stays in the terminal's foreground and forwards signals; the 
 that group watches both and kills the group when either of them dies, even by SIGKILL.
 """
 
-import contextlib
 import ctypes
 import os
 import select
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from hub_tools.processes.child_process import ChildProcess, end_group
 
 WORKER_VARIABLE = "DALLE_COLLAB_WORKER"
 WHOLE_PROGRAM = "pipelines.command_line.main"
@@ -38,25 +38,18 @@ def start_worker(
     program: str = WHOLE_PROGRAM,
     started: float | None = None,
     **options: Any,
-) -> subprocess.Popen[bytes]:
+) -> ChildProcess:
     """Start a program with these arguments as a worker, the leader of a new process group; `options` are Popen's.
 
     The whole group ends when the caller's process does. `started` is when the user asked for it, in seconds of the
-    boot clock; default: now. The caller that stops the worker must also end its group: `end_group`.
+    boot clock; default: now. The caller that stops the worker must also `end` it, for what is left of its group.
     """
     seconds = time.clock_gettime(time.CLOCK_BOOTTIME) if started is None else started
-    return subprocess.Popen(
+    return ChildProcess(
         [sys.executable, "-m", program, *arguments],
-        start_new_session=True,
         env={**environment, WORKER_VARIABLE: "1", STARTED_VARIABLE: str(seconds)},
         **options,
     )
-
-
-def end_group(leader: int) -> None:
-    """Kill what is left of the process group that this process leads."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(leader, signal.SIGKILL)
 
 
 def die_with_parent(number: int = signal.SIGTERM) -> None:
@@ -71,7 +64,7 @@ def run_as_worker(arguments: Sequence[str], environment: Mapping[str, str] | Non
     The first Ctrl-C or SIGTERM asks the worker to stop, the second one kills the group. SIGUSR1 and SIGUSR2
     are forwarded.
     """
-    worker = start_worker(arguments, {**os.environ, **(environment or {})}, started=_start_of(os.getpid()))
+    worker = start_worker(arguments, {**os.environ, **(environment or {})}, started=_start_of(os.getpid()), stdin=None)
     requests = 0
 
     def pass_on(number: int, _frame: object) -> None:
@@ -79,22 +72,16 @@ def run_as_worker(arguments: Sequence[str], environment: Mapping[str, str] | Non
         requests += 1
         if requests > 1:
             end_group(worker.pid)
-            return
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(worker.pid, signal.SIGTERM)
-
-    def pass_to_worker(number: int, _frame: object) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(worker.pid, number)
+        worker.terminate()
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, pass_on)
     for number in (signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, pass_to_worker)
+        signal.signal(number, lambda number, _frame: worker.send_signal(number))
     try:
         code = worker.wait()
     finally:
-        end_group(worker.pid)
+        worker.end()
     if requests and code < 0:
         return 130
     if code < 0:
@@ -126,10 +113,11 @@ def _start_of(process: int) -> float:
     return int(fields[19]) / os.sysconf("SC_CLK_TCK")
 
 
-def guard_process_group() -> int:
+def guard_process_group(limit_seconds: float | None = None) -> int:
     """Kill this process's whole group as soon as this process or its parent dies; call it first in a worker.
 
-    Returns the guard's process id: code that freezes the group on purpose must spare the guard.
+    `limit_seconds`: so long after the call in any case. Returns the guard's process id: code that freezes the group on
+    purpose must spare the guard.
     """
     watched = [os.pidfd_open(os.getpid()), os.pidfd_open(os.getppid())]
     if (guard := os.fork()) != 0:
@@ -141,6 +129,7 @@ def guard_process_group() -> int:
     poll = select.poll()
     for descriptor in watched:
         poll.register(descriptor, select.POLLIN)
-    poll.poll()
+    if not poll.poll(None if limit_seconds is None else 1000 * limit_seconds):
+        print(f"Its {limit_seconds:g} seconds were up.", file=sys.stderr, flush=True)
     # A worker that exits by itself has shut its children down; a grace period would only keep orphans longer.
     os.killpg(os.getpgrp(), signal.SIGKILL)

@@ -9,6 +9,7 @@ import pytest
 from admission_material import edit_lists, publish_run, rsa_key, running_service
 from cryptography.hazmat.primitives.asymmetric import ed25519
 from huggingface_hub import HfApi
+from running_programs import wait_for
 from swarm_of_processes import tiny_run
 
 from hub_tools.publishing.account_proof import HubAccount
@@ -47,13 +48,6 @@ def run(hub):
     return run
 
 
-def wait_until(is_so, what, seconds=60):
-    deadline = time.monotonic() + seconds
-    while not is_so():
-        assert time.monotonic() < deadline, f"not {what} within {seconds} s"
-        time.sleep(0.02)
-
-
 def admission_at(service, run, account, **changes):
     settings = dict(authorization_service=service.address, authorization_key=public_text(service.key))
     door = door_of(run.replace(**(settings | changes)), REPOSITORY)
@@ -76,7 +70,7 @@ def test_an_admission_is_renewed_in_time_survives_an_outage_and_ends_with_a_ban(
 
             service.kill()
             held = admission.token
-            wait_until(lambda: "Admission could not be renewed" in caplog.text, "an attempt in vain")
+            wait_for(lambda: "Admission could not be renewed" in caplog.text, "an attempt in vain")
             assert admission.token == held and admission.refusal is None
             renewed.clear()
             with running_service(hub, REPOSITORY, tmp_path, port, lifetime_seconds=LIFETIME_SECONDS):

@@ -17,7 +17,7 @@ from pipelines.demo.demo_plan import DemoPlan
 from pipelines.demo.scenes.scene_captions import held_out_captions
 from pipelines.demo.scenes_demo import RUN_SETTINGS
 from pipelines.demo.shipped_models import PRETRAINED_CLIP, PRETRAINED_CODEC
-from pipelines.demo.stages import StageError, Stages, last_line, progress_in
+from pipelines.demo.stages import StageError, Stages, progress_in
 from pipelines.demo.summary import mean_picture_bytes, summarise_demo, write_summary
 from pipelines.demo.whole_line import run_whole_line
 
@@ -179,15 +179,6 @@ def test_only_a_line_that_says_how_far_a_command_is_is_told():
         assert progress_in(line) == line
     for line in ("warnings.warn(", "/lib/a.py:3: FutureWarning: 3 of them", "it printed nothing", ""):
         assert progress_in(line) == ""
-
-
-def test_the_last_line_of_a_log_is_told_shortly(tmp_path):
-    log = tmp_path / "a.log"
-    assert last_line(log) == "it printed nothing"
-    log.write_text("one\ntwo\n\n")
-    assert last_line(log) == "two" and last_line(log, since=8) == "it printed nothing"
-    log.write_text("a line of a traceback " * 1000)
-    assert len(last_line(log)) == 300 and last_line(log).endswith(" ...")
 
 
 def test_the_seconds_of_an_interrupted_stage_count(tmp_path):

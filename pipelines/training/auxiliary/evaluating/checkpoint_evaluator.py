@@ -18,9 +18,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import hub_tools
+from hub_tools.processes.child_process import MOST_CHARACTERS
 from hub_tools.run_files import OPTIMIZER_FILE, TRAINING_RUN_FILE
-from pipelines.training.auxiliary.evaluating.bounded_command import LONGEST_LINE, BoundedCommand
+from pipelines.training.auxiliary.evaluating.bounded_command import BoundedCommand
 from pipelines.training.auxiliary.evaluating.evaluation_options import EvaluationOptions
 from pipelines.training.auxiliary.snapshot_tasks import is_due
 from pipelines.training.metrics.evaluation.checkpoint_figures import CheckpointFigure, figures_of_report
@@ -141,7 +141,6 @@ class CheckpointEvaluator:
                 environment=bounded_environment(
                     os.environ, num_threads=self._options.num_threads, device=self._options.device
                 ),
-                folder=Path(hub_tools.__file__).resolve().parents[1],
                 log=self._folder / "evaluation.log",
             )
         except OSError as error:
@@ -179,7 +178,7 @@ class CheckpointEvaluator:
         """Log which figures an evaluation could not compute, unless the last one could not either."""
         if left_out != self._left_out:
             self._left_out = left_out
-            logger.info("Not evaluated: %s", str(left_out)[:LONGEST_LINE])
+            logger.info("Not evaluated: %s", str(left_out)[:MOST_CHARACTERS])
 
     def _failed(self, held: HeldCheckpoint, problem: str) -> EvaluationOutcome:
         logger.warning("The evaluation of epoch %d has failed: %s", held.epoch, problem)

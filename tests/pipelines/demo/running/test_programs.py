@@ -7,6 +7,7 @@ import sys
 import time
 
 import pytest
+from running_programs import wait_for
 
 from pipelines.demo.running import programs
 from pipelines.demo.running.programs import VARIABLE, end_leftovers, nothing_left, start_program, stop_all
@@ -36,13 +37,6 @@ def members(program):
     return processes_with_variable(VARIABLE, program.mark)
 
 
-def wait_until(condition):
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def test_a_program_is_stopped_with_its_children_in_other_sessions(family):
     program, child = family
     assert sorted(members(program)) == sorted([program.process.pid, child])
@@ -54,7 +48,7 @@ def test_a_frozen_family_is_not_waited_for(family):
     program, child = family
     for pid in (program.process.pid, child):
         os.kill(pid, signal.SIGSTOP)
-    wait_until(lambda: program.is_frozen and is_frozen(program.process.pid))
+    wait_for(lambda: program.is_frozen and is_frozen(program.process.pid), "frozen")
     started = time.monotonic()
     assert stop_all([program], 600.0) == [program]
     assert members(program) == [] and time.monotonic() - started < 60

@@ -12,6 +12,7 @@ from drawn_runs import LOOPBACK, drawn_run
 from forked_processes import ForkedProcess, fork_server, printed_json
 from PIL import Image
 from published_runs import the_line
+from running_programs import wait_for
 from support_files import SUPPORT
 
 from hub_tools.local_hub import LocalHub
@@ -121,10 +122,7 @@ def drawn_while(commands, run, tmp_path, happens):
 
 
 def until_some_are_drawn(asking, log):
-    deadline = time.monotonic() + 120
-    while not log.exists() or "drawing: " not in log.read_text():
-        assert asking.poll() is None and time.monotonic() < deadline, log.read_text()
-        time.sleep(0.05)
+    wait_for(lambda: log.exists() and "drawing: " in log.read_text(), "drawing", 120, process=asking, log=log)
 
 
 def test_who_asks_for_what_nobody_has_reads_one_line_that_says_so(run, commands, tmp_path):
@@ -324,14 +322,10 @@ def test_while_the_hub_is_away_servers_serve_and_askers_draw(tmp_path):
             log, progress = tmp_path / "asker.log", tmp_path / "progress"
             words = [run.name, "24", str(progress)]
             asker = ForkedProcess(fork_server(run.environment), ASKER, words, log, run.environment)
-            deadline = time.monotonic() + 120
-            while not progress.exists():
-                assert asker.poll() is None and time.monotonic() < deadline, log.read_text()
-                time.sleep(0.05)
+            wait_for(progress.exists, "progress", 120, process=asker, log=log)
             hub.stop()
-            while "The newest checkpoint cannot be served" not in server.log.read_text():
-                assert server.process.poll() is None and time.monotonic() < deadline, server.log.read_text()
-                time.sleep(0.05)
+            line, said = "The newest checkpoint cannot be served", server.log
+            wait_for(lambda: line in said.read_text(), line, 120, process=server.process, log=said)
             assert asker.wait(120) == 0, log.read_text()
             assert len(printed_json(log)["codes"]) == 24
             assert server.process.poll() is None and "Traceback" not in server.log.read_text()

@@ -3,13 +3,13 @@
 import json
 import re
 import signal
-import time
 from pathlib import Path
 
 import httpx2
 import pytest
 from drawn_runs import drawn_run
 from published_runs import the_line
+from running_programs import wait_for
 
 pytestmark = [
     pytest.mark.slow,
@@ -58,10 +58,7 @@ def test_whoever_dies_or_stops_the_texts_are_the_same(run, commands, tmp_path, b
     here = generate(commands, run, tmp_path, candidates=24)
     log = tmp_path / "swarm.log"
     with commands.started_worker(log, *words(run, "--swarm", candidates=24)) as asking:
-        deadline = time.monotonic() + 120
-        while not log.exists() or "writing: " not in log.read_text():
-            assert asking.poll() is None and time.monotonic() < deadline, log.read_text()
-            time.sleep(0.05)
+        wait_for(lambda: log.exists() and "writing: " in log.read_text(), "writing", 120, process=asking, log=log)
         victim.signal(getattr(signal, blow))
         assert asking.wait(240) == 0, log.read_text()
     assert tokens_of(log.read_text()) == tokens_of(here.stdout), log.read_text()

@@ -5,16 +5,17 @@ import contextlib
 import json
 import os
 import signal
-import time
 
 import msgpack
 import pytest
 import torch
 from forked_processes import ForkedProcess, fork_server
 from hivemind.p2p import P2P, PeerID
+from running_programs import wait_for
 from stream_peer import HOST, NAMESPACE, SERVICE
 from support_files import SUPPORT
 
+from pipelines.demo.running.event_files import read_events
 from pipelines.swarm.streams import introductions as introduction_module
 from pipelines.swarm.streams.asking import open_conversation
 from pipelines.swarm.streams.conversation import silence_seconds
@@ -36,12 +37,8 @@ class AnsweringPeer:
         log, settings, self.output = folder / "ready.json", folder / "settings.json", folder / "peer.log"
         settings.write_text(json.dumps(dict(log=str(log), limits=limits)), encoding="utf-8")
         self.process = ForkedProcess(fork_server(), str(SUPPORT / "stream_peer.py"), [str(settings)], self.output)
-        deadline = time.monotonic() + 120
-        while not (log.exists() and log.read_text()):
-            assert self.process.poll() is None and time.monotonic() < deadline, self.output.read_text()
-            time.sleep(0.05)
-        ready = json.loads(log.read_text())
-        self.addresses, self.peer, self.group = ready["addresses"], ready["peer"], ready["pid"]
+        (ready,) = wait_for(lambda: read_events(log), "ready", 120, process=self.process, log=self.output)
+        self.addresses, self.peer = ready["addresses"], ready["peer"]
 
     def open(self, p2p, service=SERVICE):
         return open_conversation(p2p, self.peer, NAMESPACE, service, Introductions(None))
@@ -52,9 +49,8 @@ def answering(tmp_path):
     """Yield a peer that answers at most three streams of one peer, and little memory's worth of messages."""
     peer = AnsweringPeer(tmp_path, streams_per_peer=3, message_bytes_per_peer=2**21)
     yield peer
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(peer.group, signal.SIGCONT)
-        os.killpg(peer.group, signal.SIGKILL)
+    for number in (signal.SIGCONT, signal.SIGKILL):
+        peer.process.signal_group(number)
 
 
 def run_with(answering, work):

@@ -1,17 +1,18 @@
 """A command beside a peer ends with it, within its time, with all that it has started; nobody waits for it."""
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import psutil
 import pytest
 from published_runs import family_of, still_alive
+from running_programs import wait_for
 
-from pipelines.training.auxiliary.evaluating.bounded_command import NOTHING_SAID, TOO_SLOW_EXIT_CODE, BoundedCommand
+from pipelines.training.auxiliary.evaluating.bounded_command import TOO_SLOW_EXIT_CODE, BoundedCommand
 
 FAMILY = """
 import pathlib, subprocess, sys, time
@@ -25,10 +26,9 @@ from pathlib import Path
 from pipelines.training.auxiliary.evaluating.bounded_command import BoundedCommand
 folder = Path(sys.argv[1])
 command = [sys.executable, "-c", sys.argv[2], str(folder / "ready")]
-with BoundedCommand(command, limit_seconds=600, environment=os.environ, folder=Path.cwd(), log=folder / "log"):
+with BoundedCommand(command, limit_seconds=600, environment=os.environ, log=folder / "log"):
     time.sleep(600)
 """
-SECONDS = 60
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def start(tmp_path):
     def start_program(program, *arguments, limit=600.0):
         command = BoundedCommand(
             [sys.executable, "-c", program, *map(str, arguments)],
-            limit_seconds=limit, environment=os.environ, folder=Path.cwd(), log=tmp_path / "log",
+            limit_seconds=limit, environment=os.environ, log=tmp_path / "log",
         )  # fmt: skip
         started.append(command)
         return command
@@ -49,16 +49,8 @@ def start(tmp_path):
         command.stop()
 
 
-def until(look, what):
-    deadline = time.monotonic() + SECONDS
-    while not (seen := look()):
-        assert time.monotonic() < deadline, f"not {what} within {SECONDS} s"
-        time.sleep(0.05)
-    return seen
-
-
 def ended(command):
-    until(lambda: command.exit_code() is not None, "ended")
+    wait_for(lambda: command.exit_code() is not None, "ended")
     return command.exit_code()
 
 
@@ -70,9 +62,9 @@ def family_below():
 @pytest.mark.parametrize(
     ("program", "code", "line"),
     [
-        ("pass", 0, NOTHING_SAID),
+        ("pass", 0, "it printed nothing"),
         ("print('some'); raise SystemExit('dalle-collab: no records')", 1, "dalle-collab: no records"),
-        ("import os; print('x' * 9999, flush=True); os.abort()", 128 + signal.SIGABRT, "x" * 300),
+        ("import os; print('x' * 9999, flush=True); os.abort()", 128 + signal.SIGABRT, f"{'x' * 296} ..."),
     ],
 )
 def test_the_exit_code_and_the_last_line_say_what_happened(start, program, code, line):
@@ -91,9 +83,9 @@ def test_it_has_the_lowest_priority_and_ends_before_the_peer_when_memory_is_shor
 def test_one_that_hangs_delays_nothing_and_is_ended_with_its_children_when_its_time_is_up(start, tmp_path):
     before = set(family_below())
     command = start(FAMILY, tmp_path / "ready", limit=6.0)
-    until((tmp_path / "ready").exists, "ready")
+    wait_for((tmp_path / "ready").exists, "ready")
     family = set(family_below()) - before
-    assert len(family) == 3, "keeper, command and its child"
+    assert len(family) == 3, "command, guard and the command's child"
     started = time.process_time()
     assert all(command.exit_code() is None for _ in range(100)) and time.process_time() - started < 1
     assert (ended(command), command.last_line()) == (TOO_SLOW_EXIT_CODE, "Its 6 seconds were up.")
@@ -103,24 +95,30 @@ def test_one_that_hangs_delays_nothing_and_is_ended_with_its_children_when_its_t
 def test_one_that_is_stopped_takes_its_children_along(start, tmp_path):
     before = set(family_below())
     command = start(FAMILY, tmp_path / "ready")
-    until((tmp_path / "ready").exists, "ready")
+    wait_for((tmp_path / "ready").exists, "ready")
     family = set(family_below()) - before
     command.stop()
     assert still_alive(list(family)) == []
 
 
-@pytest.mark.parametrize("victim", ["parent", "keeper"])
-def test_a_peer_or_a_keeper_that_is_killed_leaves_no_orphan(tmp_path, victim):
+@pytest.mark.parametrize(
+    ("killed", "ended"),
+    [
+        (["parent"], ["command", "guard", "child"]),
+        (["command"], ["guard", "child"]),
+        (["guard", "parent"], ["command"]),
+    ],
+)
+def test_a_peer_or_a_command_that_is_killed_leaves_no_orphan(tmp_path, killed, ended):
     command = [sys.executable, "-c", PARENT, str(tmp_path), FAMILY]
     with subprocess.Popen(command, start_new_session=True) as parent:
-        until((tmp_path / "ready").exists, "ready")
-        family = family_of(parent.pid)
-        assert len(family) == 4, "parent, keeper, command and its child"
-        if victim == "parent":
+        wait_for((tmp_path / "ready").exists, "ready")
+        family = dict(zip(("parent", "command", "guard", "child"), family_of(parent.pid), strict=True))
+        try:
+            for name in killed:
+                family[name].kill()
+            assert still_alive([family[name] for name in ended]) == []
+        finally:
             parent.kill()
-            assert still_alive(family) == []
-            return
-        family[1].kill()
-        assert still_alive([family[2]]) == [], "the command itself has ended"
-        family[3].kill()
-        parent.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):
+                family["child"].kill()

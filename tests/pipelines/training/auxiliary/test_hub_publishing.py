@@ -11,6 +11,7 @@ import pytest
 from huggingface_hub import ModelCard
 from isolation import environment_without, packages_beside
 from language_material import GPT2
+from running_programs import wait_for
 from support_files import SUPPORT
 
 from hub_tools.local_hub.store.consistency import check_consistency
@@ -137,7 +138,7 @@ def test_through_an_outage_and_a_restart_every_due_checkpoint_is_published_in_or
 
     thread = threading.Thread(target=publish)
     thread.start()
-    wait_for(begun.exists)
+    wait_for(begun.exists, "begun", 120)
     hub.kill()
     try:
         away.touch()  # the publisher spools three checkpoints and is killed while the Hub is away
@@ -271,7 +272,7 @@ def test_a_publisher_of_an_older_generation_gives_up_without_a_commit(publishing
     # In a process of its own: the roll-back must come in the middle.
     thread = threading.Thread(target=publish)
     thread.start()
-    wait_for(begun.exists)
+    wait_for(begun.exists, "begun", 120)
 
     done = run.material.commands.run("run", "rollback", run.repository, "3", "--yes")
     rolled_back.touch()
@@ -279,13 +280,6 @@ def test_a_publisher_of_an_older_generation_gives_up_without_a_commit(publishing
     thread.join(120)
     assert words[0].returncode == 1 and "was rolled back to epoch 3: it continues as generation 1" in words[0].stderr
     assert run.titles()[-1] == "Roll back to epoch 3: generation 1"
-
-
-def wait_for(is_so, seconds=120):
-    deadline = time.monotonic() + seconds
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def keys_command(run, *options):
@@ -332,7 +326,7 @@ def test_a_revoked_key_publishes_no_more_and_what_it_published_before_still_coun
 
     thread = threading.Thread(target=publish)
     thread.start()
-    wait_for(begun.exists)
+    wait_for(begun.exists, "begun", 120)
     keys_command(run, "--revoke", key_of(run, "one").public)
     revoked.touch()
     thread.join(120)
@@ -358,7 +352,7 @@ def test_on_a_second_machine_a_publisher_waits_until_the_organiser_lists_its_key
     )
     thread = threading.Thread(target=lambda: words.append(run.publish(3, check=False, **settings)))
     thread.start()
-    wait_for(begun.exists)
+    wait_for(begun.exists, "begun", 120)
     time.sleep(3)
     assert run.titles() == ["Announce entry addresses"] and "publisher_keys.json" not in run.files()
     keys_command(run, "--add", key_of(run, "other").public)

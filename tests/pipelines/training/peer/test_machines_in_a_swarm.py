@@ -53,6 +53,21 @@ def test_a_peer_that_measures_micro_batches_while_it_trains_computes_what_it_wou
     assert largest_difference(load_file(tmp_path / "finder.safetensors"), expected) < 1e-4
 
 
+@pytest.mark.long
+def test_a_peer_that_rests_between_micro_batches_does_less_and_takes_part_in_the_rounds(tmp_path):
+    run = tiny_run(num_epochs=6, target_batch_size=192)
+    with Swarm(tmp_path, run, num_peers=2) as swarm:
+        peers = [
+            swarm.start(name, seconds_per_batch=0.0, compute=dict(max_load=load))
+            for name, load in (("tireless", 100), ("resting", 10))
+        ]
+        for peer in peers:
+            peer.wait_for("finished")
+    tireless, resting = ([step for step in peer.events("step") if step["was_used"]] for peer in peers)
+    assert len(resting) < len(tireless) / 2
+    assert sum(step["ended_epoch"] for step in resting) >= run.num_epochs / 2
+
+
 def test_a_paused_peer_holds_nobody_up_and_catches_up_when_it_is_resumed(tmp_path):
     run = tiny_run(num_epochs=10_000, progress_expiration_seconds=20.0)
     with Swarm(tmp_path, run, num_peers=2) as swarm:

@@ -1,12 +1,12 @@
 """The transfer of the training state between real peers: who is believed, and what a donor's death or silence costs."""
 
 import json
-import os
 import signal
 import time
 
 import pytest
 import torch
+from running_programs import wait_for
 from safetensors.torch import load_file
 from swarm_of_processes import TINY_MODEL, Swarm, tiny_run
 
@@ -49,10 +49,7 @@ class Transfer:
         """Ask a peer for the state, and return what came of it."""
         num_before = len(self.probe.events("probed"))
         self.tell_probe(donors=[peer_id], digest=self.ready["one"]["digest"], epoch=EPOCH)
-        while len(self.probe.events("probed")) == num_before:
-            assert self.probe.process.poll() is None, self.probe.log()
-            time.sleep(0.05)
-        return self.probe.events("probed")[-1]
+        return wait_for(lambda: self.probe.events("probed")[num_before:], "answer", 300, process=self.probe.process)[0]
 
     def state(self, name):
         return load_file(self.folder / f"{name}.safetensors")
@@ -111,7 +108,7 @@ def test_a_donor_that_is_killed_or_stopped_at_half_of_the_download_costs_seconds
     newcomer = state_transfer.start_newcomer(f"newcomer_of_{donor}")
     newcomer.wait_for("progress", is_half=True)
     struck = time.time()
-    os.killpg(state_transfer.donors[donor].process.pid, fault)
+    state_transfer.donors[donor].process.signal_group(fault)
     ready = newcomer.wait_for("ready")
     assert (ready["source"], ready["digest"]) == ("peers", state_transfer.ready["one"]["digest"])
     assert ready["time"] - struck < 60  # the donors that are left are slow ones

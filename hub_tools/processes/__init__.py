@@ -1,0 +1,1 @@
+"""Programs that this one starts, and how they end."""
