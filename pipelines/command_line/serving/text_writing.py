@@ -71,16 +71,16 @@ def _write_here(
     across_blocks: Mapping[str, Any] | None,
 ) -> "tuple[Any, Any, Written]":
     with contextlib.ExitStack() as stack:
-        model = recheck = None
+        model = None
         if across_blocks is not None:
             from pipelines.command_line.serving.across_blocks import model_across_blocks
 
-            model, recheck = stack.enter_context(model_across_blocks(repository, revision=revision, **across_blocks))
+            model = stack.enter_context(model_across_blocks(repository, revision=revision, **across_blocks))
         import torch
 
         from hub_tools.run_files import MODEL_FILES, PROCESSOR_FILES
         from pipelines.generation.image_generation import model_folder
-        from pipelines.serving.draw.asking_run import drawn_here
+        from pipelines.serving.draw.evidence import drawn_here
         from pipelines.serving.draw.media.texts import EVERY, TEXTS
         from pipelines.serving.draw.requests import Wish
         from pipelines.torch_devices import torch_device
@@ -101,8 +101,8 @@ def _write_here(
             numbers = [range(first, min(first + batch_size, candidates)) for first in range(0, candidates, batch_size)]
             rows = [drawn_here(model, wish, some, reads_once=is_here) for some in numbers]
             written.append((torch.cat(rows), {}))
-            if recheck is not None:
-                recheck.look_at(wish, range(candidates), written[-1][0])
+            if across_blocks is not None and across_blocks["audits"]:
+                model.layers.audits.compute_again(model, wish, range(candidates), written[-1][0])
         return tokenizer, config, written
 
 
