@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from pipelines.serving.avoided import AvoidedServers, avoided_words
-from pipelines.serving.draw.evidence import drawn_here, excesses, honest_excesses
+from pipelines.serving.draw.evidence import drawn_here, excesses
 from pipelines.serving.draw.media.choice import medium_of
 from pipelines.serving.draw.requests import Wish
 from pipelines.swarm.servers.complaints import ServerComplaint
@@ -100,19 +100,17 @@ class DrawingAudits:
     ) -> None:
         """`avoided` is what is known already, and learns more; `secret` is for tests."""
         self._model, self._precision, self.avoided = model, precision, avoided or AvoidedServers()
-        self.honesty = EXACT if precision == "float32" else None
-        """What honest servers reach; None: not measured yet."""
-
+        self._honesty = EXACT if precision == "float32" else None
         self._pools: dict[str, deque[float]] = {}
         self._share, self._random = share, random.Random(secret)
 
     def learn_honesty(self, wish: Wish) -> None:
         """Measure what honest servers of this precision are off by; for float32 it is known."""
-        if self.honesty is None:
+        if self._honesty is None:
             rounded, some = copy.deepcopy(self._model), range(NUM_FOR_HONESTY)
             medium_of(rounded.config).rounded(rounded, self._precision)
             codes = drawn_here(self._model, wish, some)
-            self.honesty = Honesty.of(honest_excesses(self._model, rounded, wish, some, codes).tolist())
+            self._honesty = Honesty.of(excesses(self._model, wish, some, codes, rounded=rounded).tolist())
 
     def pick(self, candidates: Collection[int], num_before: int) -> list[int]:
         """Return which of a server's candidates are audited, when so many of it have been in this drawing.
@@ -131,10 +129,10 @@ class DrawingAudits:
 
         `user` is as in `AvoidedServers.avoid`.
         """
-        assert self.honesty is not None, "it is learnt first"
+        assert self._honesty is not None, "it is learnt first"
         pool = self._pools.setdefault(server, deque(maxlen=POOL))
         pool.extend(measured.values())
-        mean, limit = self.honesty.judge(pool)
+        mean, limit = self._honesty.judge(pool)
         if not mean > limit:  # also where it is no number: then the auditor's own model is damaged
             return None
         worst = max(measured, key=measured.__getitem__)

@@ -10,13 +10,12 @@ from pipelines.serving.avoided import AvoidedServers
 from pipelines.serving.draw.audits import (
     EXACT,
     LEAST_AUDITED,
-    NUM_FOR_HONESTY,
     POOL,
     SHARE_AUDITED,
     DrawingAudits,
     Honesty,
 )
-from pipelines.serving.draw.evidence import distances_from, excesses, honest_excesses
+from pipelines.serving.draw.evidence import distances_from, excesses
 from pipelines.serving.draw.requests import Wish
 
 NUM_AUDITED = 16
@@ -66,10 +65,8 @@ def test_an_image_prompt_is_nobodys_fault(model):
 def test_every_liar_is_named_and_no_honest_server(model, precision):
     """A short form of tests/benchmarks/audits.py, which has 20 seeds of liars and 200 honest servers."""
     rounded = dict(bfloat16=in_bfloat16, int8=in_int8).get(precision, lambda exact: exact)(model)
-    learned = a_wish(50)
-    codes = honest(model, learned, NUM_FOR_HONESTY)
     audits = DrawingAudits(model, precision)
-    audits.honesty = Honesty.of(honest_excesses(model, rounded, learned, range(NUM_FOR_HONESTY), codes).tolist())
+    audits.learn_honesty(a_wish(50))
     for seed in range(2):
         wish = a_wish(seed)
         drawings = dict(drawings_of_liars(model, wish, NUM_AUDITED, seed), honest=honest(rounded, wish, NUM_AUDITED))
