@@ -37,19 +37,11 @@ def audit(
 
     captions = read_prompts(prompts)
     console = become_worker()
-    from pipelines.serving.draw.asking_run import open_studio
+    from pipelines.command_line.serving.swarm_drawing import shown_studio
 
-    with (
-        console.status(f"Auditing the servers of {repository}") as status,
-        open_studio(
-            repository,
-            precision=precision,
-            audits=True,
-            share_audited=1.0,
-            patience_seconds=patience,
-            hear=lambda event, **_values: status.update(f"{event.capitalize()} {repository}"),
-        ) as studio,
-    ):
+    how = dict(precision=precision, audits=True, share_audited=1.0, patience_seconds=patience)
+    with shown_studio(console, repository, **how) as (status, studio):
+        status.update(f"Auditing the servers of {repository}")
         wish = studio.wish(secrets.choice(captions), seed=secrets.randbits(62))
         drawn = studio.draw(wish, range(candidates))
     right = Counter(one.server for one in drawn.candidates if one.is_audited).most_common()

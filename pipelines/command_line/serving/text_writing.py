@@ -119,22 +119,13 @@ def _write_at_volunteers(
     console = become_worker()
     import torch
 
-    from pipelines.command_line.serving.swarm_drawing import draw_all, say_what_came
-    from pipelines.serving.draw.asking_run import open_studio
+    from pipelines.command_line.serving.swarm_drawing import draw_all, say_what_came, shown_studio
     from pipelines.serving.draw.who_drew import origin_of
     from pipelines.stage_progress import stage_progress
     from pipelines.torch_devices import torch_device
 
-    with (
-        console.status(f"Reading {repository}") as status,
-        open_studio(
-            repository,
-            revision=revision,
-            device=torch_device(device),
-            hear=lambda event, **_values: status.update(f"{event.capitalize()} {repository}"),
-            **how,
-        ) as studio,
-    ):
+    where = torch_device(device)
+    with shown_studio(console, repository, revision=revision, device=where, **how) as (status, studio):
         status.stop()
         with stage_progress(console) as on_progress:
             drawn = draw_all(studio, prompts, candidates, "writing", on_progress, seed=seed, options=options)
