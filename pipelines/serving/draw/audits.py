@@ -1,4 +1,4 @@
-"""Which servers' drawings are not what was wished for: pure decisions from the excesses of audited candidates.
+"""Which servers' drawings are not what was wished for: a sample of their candidates is computed again, and judged.
 
 One candidate proves little: honest rounding to bfloat16 reaches with some what a liar's weights do with others. So
 excesses are pooled for each server over its last audited candidates, and compared with what an honest server of the
