@@ -9,7 +9,14 @@ import typer
 from hub_tools.counted import counted
 from hub_tools.printing.consoles import open_console
 from pipelines.chaos.attacks.table import ATTACKS
-from pipelines.chaos.faults.fault_script import ServingFault
+from pipelines.chaos.faults.fault_script import (
+    ServingFault,
+    attack_in_the_middle,
+    draw_faults,
+    read_script,
+    script_text,
+    serving_faults_in_turn,
+)
 from pipelines.command_line.terminal.setting_options import parse_settings, refuse_given
 
 if TYPE_CHECKING:
@@ -68,28 +75,19 @@ def chaos(
 
       dalle-collab chaos --epoch-seconds 10 --set aggregation_rule=mean
     """
-    from pipelines.chaos.faults.fault_script import (
-        attack_in_the_middle,
-        draw_faults,
-        read_script,
-        script_text,
-        serving_faults_in_turn,
-    )
-
     kinds = {"script": script, "attack": attack, "serving": serving}
     if chosen := next((name for name, value in kinds.items() if value), None):
         others = [name for name in ("faults", *kinds) if name != chosen]
         refuse_given(context, f"--{chosen} says what happens", *others)
+    for option, named, known in (("--attack", attack, ATTACKS), ("--serving", serving, ServingFault)):
+        if unknown := sorted({*(named or ())}.difference(known)):
+            raise ValueError(f"{option} got {', '.join(unknown)}; expected one of {', '.join(known)}.")
     seconds, settings = minutes * 60, parse_settings(set_)
     if script is not None:
         planned = read_script(script, seed=seed, duration_seconds=seconds, num_peers=peers)
     elif attack:
-        if unknown := sorted(set(attack) - set(ATTACKS)):
-            raise ValueError(f"--attack got {', '.join(unknown)}; expected one of {NAMES}.")
         planned = tuple(attack_in_the_middle(name, seconds) for name in dict.fromkeys(attack))
     elif serving:
-        if unknown := sorted(set(serving) - set(ServingFault)):
-            raise ValueError(f"--serving got {', '.join(unknown)}; expected one of {SERVING_NAMES}.")
         planned = serving_faults_in_turn(serving, seconds)
     else:
         planned = draw_faults(seed=seed, duration_seconds=seconds, num_faults=faults, num_peers=peers)

@@ -4,7 +4,7 @@ import dataclasses
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     import torch
 
     from pipelines.evaluation.checkpoint_evaluation import Yardsticks
-    from pipelines.evaluation.language.finetuning import FinetuningOptions
     from pipelines.evaluation.language.labelled_source import LabelledSource
     from pipelines.evaluation.measurement import Measurement
     from pipelines.evaluation.opening import Subject
@@ -35,30 +34,19 @@ ABOUT_PICTURES = (
 )
 COMPARED = tuple(f"compare_{name}" for name in ("revision", "codec", "precision", *SAMPLER))
 FINETUNED = ("train_examples", "test_examples", "seeds", "passes", "learning_rate", "tokens")
-
-DATASET = "REPO[:CONFIG]"
-PANEL: dict[str, Any] = dict(rich_help_panel="Classification, of language runs")
+PANEL = shared.CLASSIFICATION
 
 
 def evaluate(
     context: typer.Context,
     repository: shared.RunOrFolder,
-    compare: Annotated[
-        str | None, typer.Option(metavar="ORG/RUN", help="Measure this one too, on the same prompts and seeds.")
-    ] = None,
+    compare: shared.Compare = None,
     revision: shared.Revision = None,
     records: Annotated[int, typer.Option(min=2, help="Held-out records; their captions are the prompts.")] = 400,
     drawings: Annotated[int, typer.Option(min=1, help="Pictures drawn for each prompt.")] = 4,
-    features: Annotated[
-        list[str] | None,
-        typer.Option(help="What FID and KID compare: clip, inception, inception:FILE, transformers:REPOSITORY."),
-    ] = None,
-    originals: Annotated[
-        list[Path] | None, typer.Option(help="Pictures as they were before the codec: tars or folders.")
-    ] = None,
-    training_records: Annotated[
-        int, typer.Option(min=0, help="Training pictures among which copies are looked for.")
-    ] = 2000,
+    features: shared.Features = None,
+    originals: shared.Originals = None,
+    training_records: shared.TrainingRecords = 2000,
     clip: shared.Clip = None,
     codec: shared.Codec = None,
     top_k: shared.TopK = 256,
@@ -75,28 +63,15 @@ def evaluate(
     compare_precision: Annotated[str | None, typer.Option(help="The same for the one compared with.")] = None,
     seed: shared.SamplingSeed = 0,
     batch_size: Annotated[int, typer.Option(min=1, help="Pictures drawn at once; fewer need less memory.")] = 64,
-    token_classification: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar=DATASET, help="Fine-tune to find entities in this dataset's words, and measure it.", **PANEL
-        ),
-    ] = None,
-    sentence_classification: Annotated[
-        list[str] | None,
-        typer.Option(metavar=DATASET, help="Fine-tune to sort this dataset's texts into classes.", **PANEL),
-    ] = None,
+    token_classification: shared.TokenClassification = None,
+    sentence_classification: shared.SentenceClassification = None,
     train_examples: Annotated[int, typer.Option(min=20, help="Most examples to fine-tune on.", **PANEL)] = 1000,
     test_examples: Annotated[int, typer.Option(min=20, help="Most examples to measure with.", **PANEL)] = 1000,
     seeds: Annotated[int, typer.Option(min=1, help="Fine-tunings with other orders and heads.", **PANEL)] = 3,
     passes: Annotated[int, typer.Option(min=1, help="Passes over the examples.", **PANEL)] = 5,
-    learning_rate: Annotated[
-        list[float] | None,
-        typer.Option(help="The best on validation examples is used. Default: 3e-5, 2e-4, 1e-3.", **PANEL),
-    ] = None,
+    learning_rate: shared.LearningRates = None,
     tokens: Annotated[int, typer.Option(min=8, help="Longest text in tokens; the rest is cut off.", **PANEL)] = 128,
-    output: Annotated[Path, typer.Option(help="Folder for the report, and for what is drawn or fine-tuned.")] = Path(
-        "evaluation"
-    ),
+    output: shared.ReportFolder = Path("evaluation"),
     device: shared.Device = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
@@ -128,83 +103,107 @@ def evaluate(
       dalle-collab evaluate my-org/bengali --token-classification unimelb-nlp/wikiann:bn
     """
     from modeling_dalle_collab.sampling_dalle_collab import SamplingOptions
-    from pipelines.command_line.terminal.evaluation_reports import show_comparison, show_report
-    from pipelines.demo.scenes.caption_judge import judge_caption
-    from pipelines.evaluation.features import CLIP, check_specification
-    from pipelines.evaluation.language.labelled_source import SENTENCES, TOKENS, LabelledSource
-    from pipelines.evaluation.opening import TEXT_TO_IMAGE, Reading, Subject, open_yardsticks, settings_of
+    from pipelines.evaluation.opening import TEXT_TO_IMAGE, Subject, settings_of
     from pipelines.generation.generation_options import GenerationOptions
-    from pipelines.stage_progress import stage_progress
     from pipelines.torch_devices import torch_device
+
+    extractors, device = _checked(features), torch_device(device)
+    sampling = SamplingOptions(top_k=top_k, top_p=top_p, temperature=temperature, guidance_scale=guidance_scale)
+    options = GenerationOptions(num_candidates=drawings, keep=1, seed=seed, batch_size=batch_size, sampling=sampling)
+    asked = [(Subject(place=repository, revision=revision, codec=codec, precision=precision), options)]
+    if compare is None:
+        refuse_given(context, "it has no effect without --compare ORG/RUN", *COMPARED)
+    else:
+        asked.append(_compared(compare, context.params, *asked[0]))
+    sources = _labelled_sources(context, token_classification, sentence_classification)
+    run = settings_of(repository, revision)
+    if run.task != TEXT_TO_IMAGE:
+        refuse_given(context, f"it is about pictures, and {repository} is a {run.task} run", *ABOUT_PICTURES)
+        amounts = dict(num_training=train_examples, num_test=test_examples, num_seeds=seeds, num_passes=passes)
+        finetuning: dict[str, Any] = dict(amounts, seed=seed, max_tokens=tokens)
+        finetuning |= {"learning_rates": tuple(learning_rate)} if learning_rate else {}
+        _evaluate_language(
+            run, [one for one, _ in asked], records, sources, finetuning, device, output, as_json=as_json
+        )
+        return
+    if sources:
+        raise ValueError(
+            f"{repository} is a {run.task} run; labelled text is for language runs. Leave out the datasets."
+        )
+    read = dict(num_records=records, num_training_records=training_records, features=extractors, clip=clip)
+    _evaluate_pictures(run, asked, read, originals, device, output, as_json=as_json)
+
+
+def _checked(features: list[str] | None) -> tuple[str, ...]:
+    from pipelines.evaluation.features import CLIP, check_specification
 
     extractors = tuple(dict.fromkeys(features or (CLIP,)))
     for text in extractors:
         check_specification(text)
-    device = torch_device(device)
-    subject = Subject(place=repository, revision=revision, codec=codec, precision=precision)
-    options = GenerationOptions(
-        num_candidates=drawings,
-        keep=1,
-        seed=seed,
-        batch_size=batch_size,
-        sampling=SamplingOptions(top_k=top_k, top_p=top_p, temperature=temperature, guidance_scale=guidance_scale),
-    )
-    other = other_options = None
-    if compare is None:
-        refuse_given(context, "it has no effect without --compare ORG/RUN", *COMPARED)
-    else:
-        same = compare == repository
-        other = Subject(
-            place=compare,
-            revision=compare_revision if compare_revision or not same else revision,
-            codec=compare_codec or (codec if same else None),
-            precision=compare_precision or precision,
-        )
-        changed = dict(
-            top_k=compare_top_k, top_p=compare_top_p, temperature=compare_temperature,
-            guidance_scale=compare_guidance_scale,
-        )  # fmt: skip
-        given = {name: value for name, value in changed.items() if value is not None}
-        other_options = dataclasses.replace(options, sampling=dataclasses.replace(options.sampling, **given))
-    named = {TOKENS: token_classification, SENTENCES: sentence_classification}
+    return extractors
+
+
+def _compared(
+    place: str, given: Mapping[str, Any], subject: "Subject", options: "GenerationOptions"
+) -> "tuple[Subject, GenerationOptions]":
+    """Return what is compared with: as the first one, but for what is `given` as the command's `compare_*`."""
+    if place != subject.place:
+        subject = dataclasses.replace(subject, place=place, revision=None, codec=None)
+    how = {name: given[f"compare_{name}"] or getattr(subject, name) for name in ("revision", "codec", "precision")}
+    sampler = {name: given[f"compare_{name}"] for name in SAMPLER if given[f"compare_{name}"] is not None}
+    sampling = dataclasses.replace(options.sampling, **sampler)
+    return dataclasses.replace(subject, **how), dataclasses.replace(options, sampling=sampling)
+
+
+def _labelled_sources(
+    context: typer.Context, tokens: list[str] | None, sentences: list[str] | None
+) -> "list[LabelledSource]":
+    from pipelines.evaluation.language.labelled_source import SENTENCES, TOKENS, LabelledSource
+
+    named = {TOKENS: tokens, SENTENCES: sentences}
     sources = [
         LabelledSource.from_text(kind, text) for kind, texts in named.items() for text in dict.fromkeys(texts or ())
     ]
     if not sources:
         why = "it has no effect without --token-classification or --sentence-classification"
         refuse_given(context, why, *FINETUNED)
-    run = settings_of(repository, revision)
-    if run.task != TEXT_TO_IMAGE:
-        refuse_given(context, f"it is about pictures, and {repository} is a {run.task} run", *ABOUT_PICTURES)
-        from pipelines.evaluation.language.finetuning import FinetuningOptions
+    return sources
 
-        rates = {"learning_rates": tuple(learning_rate)} if learning_rate else {}
-        finetuning = FinetuningOptions(
-            num_training=train_examples, num_test=test_examples, num_seeds=seeds, seed=seed, num_passes=passes,
-            max_tokens=tokens, **rates,
-        )  # fmt: skip
-        subjects = [each for each in (subject, other) if each is not None]
-        _evaluate_language(run, subjects, records, sources, finetuning, device, output, as_json=as_json)
-        return
-    if sources:
-        raise ValueError(
-            f"{repository} is a {run.task} run; labelled text is for language runs. Leave out the datasets."
-        )
-    parts = subject.load(device)
-    other_parts = None if other is None else other.load(device)
-    pictures = _read_originals(originals, parts.codec.config.image_size, records)
-    reading = Reading(
-        num_records=records, num_training_records=training_records, features=extractors, clip=clip, judge=judge_caption
-    )
-    yardsticks, left_out = open_yardsticks(run, parts, reading, pictures, device)
+
+def _evaluate_pictures(
+    run: "TrainingRun",
+    asked: "Sequence[tuple[Subject, GenerationOptions]]",
+    read: Mapping[str, Any],
+    originals: list[Path] | None,
+    device: str,
+    output: Path,
+    *,
+    as_json: bool,
+) -> None:
+    """Measure one checkpoint or two; `read` are fields of `Reading`."""
+    from pipelines.demo.scenes.caption_judge import judge_caption
+    from pipelines.evaluation.opening import Reading, open_yardsticks
+    from pipelines.stage_progress import stage_progress
+
+    loaded = [subject.load(device) for subject, _ in asked]
+    pictures = _read_originals(originals, loaded[0].codec.config.image_size, read["num_records"])
+    yardsticks, left_out = open_yardsticks(run, loaded[0], Reading(judge=judge_caption, **read), pictures, device)
     with stage_progress() as on_progress:
-        first = _measured(subject, parts, yardsticks, options, left_out, output, on_progress)
-        if other is None or other_parts is None or other_options is None:
-            show_report(first, output, as_json=as_json)
-            return
-        second = _measured(other, other_parts, yardsticks, other_options, left_out, output, on_progress)
+        reports = [
+            _measured(subject, parts, yardsticks, options, left_out, output, on_progress)
+            for (subject, options), parts in zip(asked, loaded, strict=True)
+        ]
     prompts = [caption for caption in yardsticks.held_out.captions if caption.strip()]
-    show_comparison(first, second, prompts, output, as_json=as_json)
+    _show(reports, prompts, output, as_json=as_json)
+
+
+def _show(reports: "list[EvaluationReport]", prompts: Sequence[str], output: Path, *, as_json: bool) -> None:
+    from pipelines.command_line.terminal.evaluation_reports import show_comparison, show_report
+
+    if len(reports) == 1:
+        show_report(reports[0], output, as_json=as_json)
+    else:
+        show_comparison(*reports, prompts, output, as_json=as_json)
 
 
 def _measured(
@@ -235,13 +234,14 @@ def _evaluate_language(
     subjects: "Sequence[Subject]",
     num_records: int,
     sources: "Sequence[LabelledSource]",
-    finetuning: "FinetuningOptions",
+    finetuning: Mapping[str, Any],
     device: str,
     output: Path,
     *,
     as_json: bool,
 ) -> None:
-    from pipelines.command_line.terminal.evaluation_reports import show_comparison, show_report
+    """Measure one checkpoint or two; `finetuning` are fields of `FinetuningOptions`."""
+    from pipelines.evaluation.language.finetuning import FinetuningOptions
     from pipelines.evaluation.language.yardsticks import (
         evaluate_language,
         open_language_checkpoint,
@@ -249,20 +249,18 @@ def _evaluate_language(
     )
     from pipelines.stage_progress import stage_progress
 
+    tuning = FinetuningOptions(**finetuning)
     reports, place = [], subjects[0].place
     checkpoints = [open_language_checkpoint(each, run, place, device) for each in subjects]
     with stage_progress() as on_progress:
-        yardsticks = open_language_yardsticks(run, place, num_records, sources, finetuning, on_progress)
+        yardsticks = open_language_yardsticks(run, place, num_records, sources, tuning, on_progress)
         settings = dict(device=device, **yardsticks.facts())
         for each, checkpoint in zip(subjects, checkpoints, strict=True):
             started = time.monotonic()
             measured, left_out = evaluate_language(yardsticks, checkpoint, output / "fine-tuned", on_progress)
             facts = dict(dataclasses.asdict(each), name=each.place, weights=measured.weights)
             reports.append(_report(facts, settings, measured, left_out, started))
-    if len(reports) == 1:
-        show_report(reports[0], output, as_json=as_json)
-    else:
-        show_comparison(*reports, (), output, as_json=as_json)
+    _show(reports, (), output, as_json=as_json)
 
 
 def _report(

@@ -149,20 +149,17 @@ def _draw(
     from pipelines.stage_progress import stage_progress
     from pipelines.torch_devices import torch_device
 
-    recheck = None
     with contextlib.ExitStack() as stack:
         if borrowed is None:
             bundle = load_text_to_image(repository, device=torch_device(device), weights=weights, **parts)
         else:
-            model, recheck = stack.enter_context(
-                model_across_blocks(repository, revision=parts["revision"], **borrowed)
-            )
+            model = stack.enter_context(model_across_blocks(repository, revision=parts["revision"], **borrowed))
             bundle = TextToImage(model=model, **vars(load_ranking_parts(repository, **parts)))
         given = None if picture is None else encode_upper_part(bundle.codec, picture, rows)
         on_progress = stack.enter_context(stage_progress())
         drawn = generate_images_for_prompts(bundle, prompts, options, image_prompt=given, on_progress=on_progress)
-        if recheck is not None:
-            look_at_pictures(recheck, bundle, prompts, drawn, options, given)
+        if borrowed is not None and borrowed["audits"]:
+            look_at_pictures(bundle, prompts, drawn, options, given)
         return drawn
 
 

@@ -9,8 +9,10 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 from hub_tools.atomic_files import write_text_whole
+from hub_tools.foreign.json_texts import read_json
 from hub_tools.printing.printable import printable
 from pipelines.training.averaging.group.avoidance import MOST_REMEMBERED, Avoidance, Spell
 from pipelines.training.repository.key_list import utc
@@ -79,9 +81,8 @@ class AvoidedServers:
         if self._file is None or not self._file.exists():
             return
         try:
-            with self._file.open("rb") as file:
-                found = _parsed(file.read(MOST_FILE_BYTES + 1), self._clock())
-        except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
+            found = _parsed(read_json(self._file, MOST_FILE_BYTES), self._clock())
+        except (OSError, ValueError, TypeError, AttributeError) as error:
             logger.warning("Which servers are avoided cannot be read from %s, which is ignored: %s", self._file, error)
             return
         self._memory.recall(found)
@@ -107,12 +108,10 @@ def _names(peer: str, user: str) -> list[str]:
     return [f"peer {peer}", *([f"user {user}"] if user else [])]
 
 
-def _parsed(content: bytes, now: float) -> dict[str, Spell]:
+def _parsed(content: Any, now: float) -> dict[str, Spell]:
     """Return what a file says; nothing in it lasts longer than what could be written now."""
-    if len(content) > MOST_FILE_BYTES:
-        raise ValueError(f"more than {MOST_FILE_BYTES} bytes")
     spells = {}
-    for name, (seconds, until) in json.loads(content).items():
+    for name, (seconds, until) in content.items():
         if not (name.startswith(("peer ", "user ")) and len(name) <= MOST_NAME_CHARACTERS and seconds > 0 <= until):
             raise ValueError(f"{name[:MOST_NAME_CHARACTERS]!r} is avoided for {seconds!r} s until {until!r}")
         longest = float(min(seconds, LONGEST_SECONDS))

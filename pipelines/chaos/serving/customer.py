@@ -36,7 +36,7 @@ def draw_again_and_again(repository: str, events: Any) -> None:
                 "drawn",
                 is_equal=torch.equal(torch.stack([one.codes for one in drawn.candidates]), expected),
                 num_lost=drawn.num_lost,
-                named=[complaint.server for complaint in drawn.complaints],
+                named=[complaint.claim.server for complaint in drawn.complaints],
                 servers=sorted({one.server.peer for one in drawn.candidates}),
                 seconds=time.monotonic() - started,
             )

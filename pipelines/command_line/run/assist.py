@@ -1,12 +1,16 @@
 """`dalle-collab run assist`: the auxiliary peer of a training run."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from pipelines.command_line.terminal import setting_options as shared
 from pipelines.command_line.terminal.setting_options import refuse_given
+
+if TYPE_CHECKING:
+    from pipelines.training.auxiliary.evaluating.evaluation_options import EvaluationOptions
+    from pipelines.training.auxiliary.serving_audits import ServingAuditOptions
 
 
 def assist(
@@ -79,7 +83,6 @@ def assist(
     from pipelines.command_line.terminal.peer_events import EventFile
     from pipelines.swarm.network_options import NetworkOptions
     from pipelines.training.auxiliary.auxiliary_options import AuxiliaryOptions, default_folder
-    from pipelines.training.auxiliary.evaluating.evaluation_options import EvaluationOptions
 
     network = NetworkOptions(
         host_addresses=tuple(host or NetworkOptions.host_addresses),
@@ -88,19 +91,15 @@ def assist(
         token_host=send_token_to,
         startup_timeout_seconds=startup_timeout,
     )
-    evaluation = None
-    if evaluation_interval_epochs is None:
-        names = (f"evaluation_{name}" for name in ("records", "drawings", "threads", "device", "hours"))
-        refuse_given(context, "it has no effect without --evaluation-interval-epochs N", *names)
-    else:
-        evaluation = EvaluationOptions(
-            interval_epochs=evaluation_interval_epochs,
-            num_records=evaluation_records,
-            num_drawings=evaluation_drawings,
-            num_threads=evaluation_threads,
-            device=evaluation_device,
-            limit_seconds=3600.0 * evaluation_hours,
-        )
+    evaluation = _evaluation_options(
+        context,
+        interval_epochs=evaluation_interval_epochs,
+        num_records=evaluation_records,
+        num_drawings=evaluation_drawings,
+        num_threads=evaluation_threads,
+        device=evaluation_device,
+        limit_seconds=3600.0 * evaluation_hours,
+    )
     options = AuxiliaryOptions(
         folder=state_folder or default_folder(repository),
         organiser_key_file=organiser_key,
@@ -112,13 +111,31 @@ def assist(
         evaluation=evaluation,
         helps_averaging=help_averaging,
     )
-    audits = None
-    if audit_prompts is None:
-        refuse_given(context, "it has no effect without --audit-prompts FILE", "audit_minutes")
-    else:
-        if not stay:
-            raise ValueError("--audit-prompts is for an entry and has no effect without --stay.")
-        from pipelines.training.auxiliary.serving_audits import ServingAuditOptions
-
-        audits = ServingAuditOptions(prompts=audit_prompts.resolve(), interval_seconds=60.0 * audit_minutes)
+    audits = _audit_options(context, audit_prompts, 60.0 * audit_minutes, stays=stay)
     run_auxiliary_peer(repository, network, options, events=EventFile(events), stays=stay, audits=audits)
+
+
+def _evaluation_options(
+    context: typer.Context, *, interval_epochs: int | None, **how: Any
+) -> "EvaluationOptions | None":
+    """Return how checkpoints are evaluated; `how` are fields of `EvaluationOptions` besides."""
+    from pipelines.training.auxiliary.evaluating.evaluation_options import EvaluationOptions
+
+    if interval_epochs is not None:
+        return EvaluationOptions(interval_epochs=interval_epochs, **how)
+    names = (f"evaluation_{name}" for name in ("records", "drawings", "threads", "device", "hours"))
+    refuse_given(context, "it has no effect without --evaluation-interval-epochs N", *names)
+    return None
+
+
+def _audit_options(
+    context: typer.Context, prompts: Path | None, seconds: float, *, stays: bool
+) -> "ServingAuditOptions | None":
+    from pipelines.training.auxiliary.serving_audits import ServingAuditOptions
+
+    if prompts is None:
+        refuse_given(context, "it has no effect without --audit-prompts FILE", "audit_minutes")
+        return None
+    if not stays:
+        raise ValueError("--audit-prompts is for an entry and has no effect without --stay.")
+    return ServingAuditOptions(prompts=prompts.resolve(), interval_seconds=seconds)

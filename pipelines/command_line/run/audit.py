@@ -27,9 +27,9 @@ def audit(
 
       dalle-collab run audit my-org/birds --prompts prompts.txt --candidates 64
     """
-    import dataclasses
     import json
     import secrets
+    from collections import Counter
 
     from hub_tools.atomic_files import write_text_whole
     from pipelines.command_line.terminal.worker import become_worker
@@ -37,25 +37,19 @@ def audit(
 
     captions = read_prompts(prompts)
     console = become_worker()
-    from pipelines.serving.draw.auditing_run import audit_servers
+    from pipelines.command_line.serving.swarm_drawing import shown_studio
 
-    with console.status(f"Auditing the servers of {repository}") as status:
-        report = audit_servers(
-            repository,
-            secrets.choice(captions),
-            num_candidates=candidates,
-            seed=secrets.randbits(62),
-            precision=precision,
-            patience_seconds=patience,
-            hear=lambda event, **_values: status.update(f"{event.capitalize()} {repository}"),
-        )
-    for server in report.servers:
-        console.print(
-            f"{server.username}: {counted(server.num_right, 'candidate')}, all right", highlight=False, markup=False
-        )
-    for complaint in report.complaints:
+    how = dict(precision=precision, audits=True, share_audited=1.0, patience_seconds=patience)
+    with shown_studio(console, repository, **how) as (status, studio):
+        status.update(f"Auditing the servers of {repository}")
+        wish = studio.wish(secrets.choice(captions), seed=secrets.randbits(62))
+        drawn = studio.draw(wish, range(candidates))
+    right = Counter(one.server for one in drawn.candidates if one.is_audited).most_common()
+    for server, number in right:
+        console.print(f"{server.name}: {counted(number, 'candidate')}, all right", highlight=False, markup=False)
+    for complaint in drawn.complaints:
         console.print(str(complaint), highlight=False, markup=False, soft_wrap=True)
     if output is not None:
-        servers = [dataclasses.asdict(server) for server in report.servers]
-        accused = [complaint.server for complaint in report.complaints]
+        servers = [dict(peer=server.peer, username=server.name, num_right=number) for server, number in right]
+        accused = [complaint.claim.server for complaint in drawn.complaints]
         write_text_whole(output, json.dumps(dict(servers=servers, accused=accused)) + "\n")

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from pipelines.generation.generation_options import GenerationOptions
     from pipelines.generation.image_generation import TextToImage
     from pipelines.generation.text_to_image import RankedImage
-    from pipelines.serving.blocks.client.rechecking import Recheck
 
 UNCHECKED = "Unchecked: servers may have computed something else. To have others compute the same: --audit"
 
@@ -20,18 +19,17 @@ UNCHECKED = "Unchecked: servers may have computed something else. To have others
 @contextmanager
 def model_across_blocks(
     repository: str, *, revision: str | None, precision: str, audits: bool, patience_seconds: float
-) -> "Iterator[tuple[Any, Recheck | None]]":
+) -> Iterator[Any]:
     """Yield the model, an instance of its local class; at the end say whose machines took part.
 
-    With `audits` other servers repeat every prompt, finished candidates can be looked at, and what that found is said.
+    With `audits` other servers repeat every prompt, finished candidates can be computed again (`model.layers.audits`),
+    and what that found is said.
 
     Raises what `join_as_client` and `DistributedModel.from_pretrained` raise; using the model may raise NoChainError.
     """
     console = become_worker()
-    from pipelines.serving.blocks.client.audits import what_audits_found
     from pipelines.serving.blocks.client.distributed_model import DistributedModel
     from pipelines.serving.blocks.client.joining import join_as_client
-    from pipelines.serving.blocks.client.rechecking import Recheck
 
     with console.status(f"Entering the swarm of {repository}") as status, join_as_client(repository) as swarm:
         status.update("Reading the embeddings and the head")
@@ -46,26 +44,25 @@ def model_across_blocks(
         route = model.layers.route
         route.chain(range(len(model.layers)))  # what nobody serves is said before anything else is loaded
         status.stop()
-        recheck, book = Recheck(model) if audits else None, model.layers.audits
-        yield model, recheck
+        yield model
     hops = sorted(route.took_part, key=lambda hop: (hop.start, hop.end, hop.peer))
     chain = ", ".join(f"{hop.start}:{hop.end} at {hop.peer[-8:]}" for hop in hops)
-    found = [UNCHECKED]
-    if recheck is not None:
-        found = [*what_audits_found(book.verdicts, book.limit, route.swarm.avoided), *recheck.found()]
+    found = [UNCHECKED] if model.layers.audits is None else model.layers.audits.found()
     for line in (f"Layers {chain}, in {precision}.", *found):
         console.print(line, soft_wrap=True, highlight=False, markup=False)
 
 
 def look_at_pictures(
-    recheck: "Recheck",
     bundle: "TextToImage",
     prompts: "Sequence[str]",
     drawn: "Sequence[Sequence[RankedImage]]",
     options: "GenerationOptions",
     given: "Tensor | None",
 ) -> None:
-    """Have the kept pictures of each prompt computed again; `given`, (given,) int64, are codes that all begin with."""
+    """Have the kept pictures of each prompt computed again by servers that took no part in the bundle's model.
+
+    `given`, (given,) int64, are codes that all begin with.
+    """
     import torch
 
     from pipelines.serving.draw.media.pictures import PICTURES
@@ -82,4 +79,5 @@ def look_at_pictures(
             options=options.sampling,
             image_prompt=None if given is None else given[None],
         )
-        recheck.look_at(wish, [one.candidate_index for one in kept], torch.stack([one.image_codes for one in kept]))
+        numbers, codes = [one.candidate_index for one in kept], torch.stack([one.image_codes for one in kept])
+        bundle.model.layers.audits.compute_again(bundle.model, wish, numbers, codes)

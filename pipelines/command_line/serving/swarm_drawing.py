@@ -1,10 +1,12 @@
 """Drawing at volunteers' servers on the terminal."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 from rich.console import Console
+from rich.status import Status
 
 from pipelines.command_line.terminal.worker import become_worker
 
@@ -46,22 +48,12 @@ def draw_at_volunteers(
     console = become_worker()
     from pipelines.generation.image_generation import load_codec
     from pipelines.generation.text_to_image import encode_upper_part
-    from pipelines.serving.draw.asking_run import open_studio
     from pipelines.serving.draw.who_drew import origin_of
     from pipelines.stage_progress import stage_progress
     from pipelines.torch_devices import torch_device
 
     where = torch_device(device)
-    with (
-        console.status(f"Reading {repository}") as status,
-        open_studio(
-            repository,
-            revision=revision,
-            device=where,
-            hear=lambda event, **_values: status.update(f"{event.capitalize()} {repository}"),
-            **volunteers,
-        ) as studio,
-    ):
+    with shown_studio(console, repository, revision=revision, device=where, **volunteers) as (status, studio):
         status.update("Loading what ranks")
         ranker = _Ranker(studio, repository, load_codec(studio.processor, repository, codec, where), clip, ranks_there)
         given = None if picture is None else encode_upper_part(ranker.codec, picture, rows)[None].cpu()
@@ -83,6 +75,20 @@ def draw_at_volunteers(
         for line in ranker.remarks:
             console.print(line, soft_wrap=True, highlight=False, markup=False)
     return ranked, [{one.number: origin_of(one) for one in drawing.candidates} for drawing in drawn]
+
+
+@contextmanager
+def shown_studio(console: Console, repository: str, **how: Any) -> "Iterator[tuple[Status, SwarmStudio]]":
+    """Open a studio and show what goes on meanwhile; `how` are arguments of `open_studio`, which see."""
+    from pipelines.serving.draw.asking_run import open_studio
+
+    with console.status(f"Reading {repository}") as status:
+
+        def hear(event: str, **_values: Any) -> None:
+            status.update(f"{event.capitalize()} {repository}")
+
+        with open_studio(repository, hear=hear, **how) as studio:
+            yield status, studio
 
 
 def draw_all(

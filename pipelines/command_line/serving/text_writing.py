@@ -71,16 +71,16 @@ def _write_here(
     across_blocks: Mapping[str, Any] | None,
 ) -> "tuple[Any, Any, Written]":
     with contextlib.ExitStack() as stack:
-        model = recheck = None
+        model = None
         if across_blocks is not None:
             from pipelines.command_line.serving.across_blocks import model_across_blocks
 
-            model, recheck = stack.enter_context(model_across_blocks(repository, revision=revision, **across_blocks))
+            model = stack.enter_context(model_across_blocks(repository, revision=revision, **across_blocks))
         import torch
 
         from hub_tools.run_files import MODEL_FILES, PROCESSOR_FILES
         from pipelines.generation.image_generation import model_folder
-        from pipelines.serving.draw.asking_run import drawn_here
+        from pipelines.serving.draw.evidence import drawn_here
         from pipelines.serving.draw.media.texts import EVERY, TEXTS
         from pipelines.serving.draw.requests import Wish
         from pipelines.torch_devices import torch_device
@@ -101,8 +101,8 @@ def _write_here(
             numbers = [range(first, min(first + batch_size, candidates)) for first in range(0, candidates, batch_size)]
             rows = [drawn_here(model, wish, some, reads_once=is_here) for some in numbers]
             written.append((torch.cat(rows), {}))
-            if recheck is not None:
-                recheck.look_at(wish, range(candidates), written[-1][0])
+            if across_blocks is not None and across_blocks["audits"]:
+                model.layers.audits.compute_again(model, wish, range(candidates), written[-1][0])
         return tokenizer, config, written
 
 
@@ -119,22 +119,13 @@ def _write_at_volunteers(
     console = become_worker()
     import torch
 
-    from pipelines.command_line.serving.swarm_drawing import draw_all, say_what_came
-    from pipelines.serving.draw.asking_run import open_studio
+    from pipelines.command_line.serving.swarm_drawing import draw_all, say_what_came, shown_studio
     from pipelines.serving.draw.who_drew import origin_of
     from pipelines.stage_progress import stage_progress
     from pipelines.torch_devices import torch_device
 
-    with (
-        console.status(f"Reading {repository}") as status,
-        open_studio(
-            repository,
-            revision=revision,
-            device=torch_device(device),
-            hear=lambda event, **_values: status.update(f"{event.capitalize()} {repository}"),
-            **how,
-        ) as studio,
-    ):
+    where = torch_device(device)
+    with shown_studio(console, repository, revision=revision, device=where, **how) as (status, studio):
         status.stop()
         with stage_progress(console) as on_progress:
             drawn = draw_all(studio, prompts, candidates, "writing", on_progress, seed=seed, options=options)

@@ -13,6 +13,7 @@ import typer
 _NETWORK: dict[str, Any] = dict(rich_help_panel="Network")
 _SAMPLING: dict[str, Any] = dict(rich_help_panel="Sampling")
 _VOLUNTEERS: dict[str, Any] = dict(rich_help_panel="Computed by volunteers")
+CLASSIFICATION: dict[str, Any] = dict(rich_help_panel="Classification, of language runs")
 
 COMMANDS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "pictures": ("draws", "generate", ("DalleCollabForConditionalGeneration",)),
@@ -84,6 +85,35 @@ TokenHost = Annotated[
         help="Show the Hub token, if it can only read, to an admission service of old there.",
         **_NETWORK,
     ),
+]
+
+Compare = Annotated[
+    str | None, typer.Option(metavar="ORG/RUN", help="Measure this one too, on the same prompts and seeds.")
+]
+Features = Annotated[
+    list[str] | None,
+    typer.Option(help="What FID and KID compare: clip, inception, inception:FILE, transformers:REPOSITORY."),
+]
+Originals = Annotated[list[Path] | None, typer.Option(help="Pictures as they were before the codec: tars or folders.")]
+ReportFolder = Annotated[Path, typer.Option(help="Folder for the report, and for what is drawn or fine-tuned.")]
+TrainingRecords = Annotated[int, typer.Option(min=0, help="Training pictures among which copies are looked for.")]
+TokenClassification = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="REPO[:CONFIG]",
+        help="Fine-tune to find entities in this dataset's words, and measure it.",
+        **CLASSIFICATION,
+    ),
+]
+SentenceClassification = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="REPO[:CONFIG]", help="Fine-tune to sort this dataset's texts into classes.", **CLASSIFICATION
+    ),
+]
+LearningRates = Annotated[
+    list[float] | None,
+    typer.Option(help="The best on validation examples is used. Default: 3e-5, 2e-4, 1e-3.", **CLASSIFICATION),
 ]
 
 

@@ -2,14 +2,12 @@
 
 import asyncio
 import contextlib
-import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
@@ -17,9 +15,8 @@ from hub_tools.printing.printable import printable
 from hub_tools.run_files import MODEL_FILES
 from pipelines.generation.image_generation import clip_name
 from pipelines.serving.avoided import AvoidedServers
-from pipelines.serving.draw.audits import SHARE_AUDITED, AuditBook, Complaint, Honesty
+from pipelines.serving.draw.audits import SHARE_AUDITED, DrawingAudits
 from pipelines.serving.draw.client import PATIENCE_SECONDS, DrawingServer, Drawn, SwarmDrawing
-from pipelines.serving.draw.evidence import excesses, honest_excesses
 from pipelines.serving.draw.media.choice import medium_of, medium_of_task
 from pipelines.serving.draw.ranking.asking import OnRanked, Ranking, ranking_of
 from pipelines.serving.draw.ranking.requests import SERVICE as RANK_SERVICE
@@ -35,9 +32,6 @@ from pipelines.training.repository.key_list import TrustedKeys
 from pipelines.training.repository.snapshot import RunSnapshot
 
 MOST_NAME_CHARACTERS = 48
-
-NUM_FOR_HONESTY = 32
-"""Candidates on which it is measured what an honest server of another precision than float32 may be off by."""
 
 
 @dataclass(kw_only=True)
@@ -81,29 +75,6 @@ class SwarmStudio:
         )
 
 
-class Auditor:
-    """Checks candidates with the model; in another thread than the streams'."""
-
-    def __init__(self, model: PreTrainedModel, precision: str, book: AuditBook) -> None:
-        self.model, self._precision, self._book = model, precision, book
-
-    def audit(self, wish: Wish, numbers: Sequence[int], codes: Tensor) -> list[float]:
-        """Return the excesses of candidates; see `client.Audit`."""
-        drawn = torch.cat([wish.numbers(range(number, number + 1), self.model.config) for number in numbers])
-        return excesses(self.model, wish, drawn, codes).tolist()
-
-    def learn_honesty(self, wish: Wish) -> None:
-        """Measure what honest servers of this precision are off by; for float32 it is known."""
-        if self._book.knows(self._precision):
-            return
-        rounded = copy.deepcopy(self.model)
-        medium_of(rounded.config).rounded(rounded, self._precision)
-        numbers = wish.numbers(range(NUM_FOR_HONESTY), self.model.config)
-        codes = drawn_here(self.model, wish, range(NUM_FOR_HONESTY))
-        measured = honest_excesses(self.model, rounded, wish, numbers, codes).tolist()
-        self._book.learn(self._precision, Honesty.of(measured))
-
-
 @contextlib.contextmanager
 def open_studio(
     repository: str,
@@ -133,14 +104,15 @@ def open_studio(
     weights = weights_name(snapshot)
     folder = snapshot.download_signed()
     processor, config = medium_of_task(repository, newest.run.task).read(folder)
-    book = AuditBook({}, AvoidedServers.of_run(repository))
+    avoided = AvoidedServers.of_run(repository)
     with contextlib.ExitStack() as stack:
         hear("asking", run=newest.run)
         place = stack.enter_context(place_to_ask(newest.run_to_enter, repository, network))
-        auditor = None
+        auditing = None
         if audits:
             hear("loading")
-            auditor = Auditor(_model_of(repository, snapshot, device), precision, book)
+            model = _model_of(repository, snapshot, device)
+            auditing = DrawingAudits(model, precision, avoided, share=share_audited)
 
         async def open_service(peer: str, service: str = SERVICE) -> tuple[Conversation, Mapping[str, Any]]:
             return await open_conversation(place.loop.p2p, peer, place.namespace, service, place.introductions)
@@ -152,21 +124,20 @@ def open_studio(
             return drawing_servers(place.servers(), names_users=place.names_users)
 
         async def draw(wish: Wish, candidates: range, **callbacks: Callable[..., None]) -> Drawn:
-            if auditor is not None:
-                await asyncio.to_thread(auditor.learn_honesty, wish)
+            if auditing is not None:
+                await asyncio.to_thread(auditing.learn_honesty, wish)
             drawing = SwarmDrawing(
                 servers,
                 open_stream,
                 config,
-                audit=None if auditor is None else auditor.audit,
-                share_audited=share_audited,
-                book=book,
+                avoided=avoided,
+                audits=auditing,
                 patience_seconds=patience_seconds,
                 repository=repository,
             )
             drawn = await drawing.draw(wish, candidates, **callbacks)
             if drawn.complaints:
-                found.extend(map(_published, drawn.complaints))
+                found.extend(complaint.claim for complaint in drawn.complaints)
                 await asyncio.to_thread(place.complain, found)
             return drawn
 
@@ -177,7 +148,7 @@ def open_studio(
                 clip_name(processor),
                 caption,
                 codes,
-                is_banned=lambda server: book.avoided.avoids(server.peer, server.user),
+                is_banned=lambda server: avoided.avoids(server.peer, server.user),
                 on_progress=on_progress,
                 patience_seconds=patience_seconds,
             )
@@ -189,23 +160,12 @@ def open_studio(
             processor=processor,
             config=config,
             precision=precision,
-            is_audited=auditor is not None,
+            is_audited=auditing is not None,
             start=lambda *asked, **callbacks: place.loop.start(draw(*asked, **callbacks)),
             draw=lambda *asked, **callbacks: place.loop.call(draw(*asked, **callbacks)),
             rank=lambda *asked, **callbacks: place.loop.call(rank(*asked, **callbacks)),
             servers=servers,
         )
-
-
-def _published(complaint: Complaint) -> ServerComplaint:
-    """Return what the swarm is told of a finding: not the prompt."""
-    assert complaint.evidence is not None, "an audit has its candidates"
-    figures = ("num_audited", "mean_excess", "limit")
-    return ServerComplaint(
-        server=complaint.server,
-        **{name: getattr(complaint, name) for name in figures},
-        **vars(complaint.evidence),
-    )
 
 
 def drawing_servers(records: Mapping[bytes, ServerRecord], *, names_users: bool = False) -> list[DrawingServer]:
@@ -230,17 +190,6 @@ def shown_name(text: str) -> str:
     """Return a stranger's name as it may be shown: in one line, without marks that turn or hide text, and short."""
     shown = " ".join(printable(text).split())
     return shown if len(shown) <= MOST_NAME_CHARACTERS else shown[: MOST_NAME_CHARACTERS - 1] + "…"
-
-
-def drawn_here(model: PreTrainedModel, wish: Wish, candidates: range, *, reads_once: bool = True) -> Tensor:
-    """Return what an honest server draws that computes as this model does: (candidate, place) int64.
-
-    `reads_once`: candidates share what was read of the prompt; a model whose layers are elsewhere cannot copy it.
-    """
-    numbers, number = wish.numbers(candidates, model.config), len(candidates)
-    wishes, each = ([wish], number) if reads_once else ([wish] * number, 1)
-    *_, codes = medium_of(model.config).stream(model, wishes, numbers, each)
-    return codes.flatten(0, 1).cpu()
 
 
 def _model_of(repository: str, snapshot: RunSnapshot, device: str) -> PreTrainedModel:

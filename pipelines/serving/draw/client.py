@@ -2,20 +2,20 @@
 
 import asyncio
 import logging
-import random
 import statistics
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 from transformers import PretrainedConfig
 
 from hub_tools.counted import counted
+from pipelines.serving.avoided import AvoidedServers
 from pipelines.serving.draw.allotment import Allotment, Part
-from pipelines.serving.draw.audits import SHARE_AUDITED, AuditBook, Complaint, Evidence, to_audit
+from pipelines.serving.draw.audits import Complaint, DrawingAudits
 from pipelines.serving.draw.media.choice import medium_of
 from pipelines.serving.draw.requests import DrawRequest, Wish
 from pipelines.swarm.streams.conversation import Conversation
@@ -94,10 +94,6 @@ class Drawn:
     seconds: float
 
 
-Audit = Callable[[Wish, Sequence[int], Tensor], list[float]]
-"""Returns the excesses of candidates, by their numbers and codes, (candidate, places); called in another thread."""
-
-
 class SwarmDrawing:
     """Draws over a swarm; in the event loop of the peer's streams."""
 
@@ -107,21 +103,18 @@ class SwarmDrawing:
         open_stream: Callable[[str], Awaitable[Conversation]],
         config: PretrainedConfig,
         *,
-        audit: Audit | None = None,
-        share_audited: float = SHARE_AUDITED,
-        book: AuditBook | None = None,
+        avoided: AvoidedServers,
+        audits: DrawingAudits | None = None,
         patience_seconds: float = PATIENCE_SECONDS,
         repository: str = "ORG/RUN",
-        seed_of_audits: int | None = None,
     ) -> None:
-        """`find_servers` may block: it is called in another thread. Without `audit` nothing is checked.
+        """`find_servers` may block: it is called in another thread. Without `audits` nothing is checked.
 
-        `repository` is the run's, for messages.
+        Nobody who is `avoided` is asked. `repository` is the run's, for messages.
         """
         self._find, self._open, self._config = find_servers, open_stream, config
-        self._audit, self._share, self.book = audit, share_audited, book or AuditBook({})
+        self._avoided, self._audits = avoided, audits
         self._patience, self._repository = patience_seconds, repository
-        self._random = random.Random(seed_of_audits)  # an asker's own secret unless it is given
 
     async def draw(
         self,
@@ -211,7 +204,7 @@ class _OneDrawing:
         now = time.monotonic()
         fitting = [s for s in servers if (s.revision, s.precision) == (self.wish.revision, self.wish.precision)]
         self._others = len(servers) - len(fitting)
-        self._avoided = self.swarm.book.avoided.named((s.peer, s.user) for s in fitting)
+        self._avoided = self.swarm._avoided.named((s.peer, s.user) for s in fitting)
         usual = statistics.median(s.codes_per_second for s in fitting) if fitting else 0.0
         for server in fitting:
             is_avoided = now < self._left_alone.get(server.peer, 0) or self._is_found_out(server)
@@ -222,7 +215,7 @@ class _OneDrawing:
                 self._working[server.peer] = asyncio.create_task(self._work_with(server))
 
     def _is_found_out(self, server: DrawingServer) -> bool:
-        return self.swarm.book.avoided.avoids(server.peer, server.user)
+        return self.swarm._avoided.avoids(server.peer, server.user)
 
     async def _work_with(self, server: DrawingServer) -> None:
         """Have a server draw one part after the other until nothing is left, or it fails."""
@@ -303,39 +296,27 @@ class _OneDrawing:
         if self._is_found_out(server):
             self.allotment.lose(new)
             raise PeerGoneError("It was found to draw something else.")
-        audited: list[int] = []
-        if self.swarm._audit is not None and self.swarm.book.knows(server.precision):
+        audits, audited = self.swarm._audits, list[int]()
+        if audits is not None:
             before = sum(c.is_audited for c in self.drawn.values() if c.server.peer == server.peer)
-            audited = to_audit(new, before, self.swarm._random, self.swarm._share)
-        rows = {number: codes[number - part.candidates.start] for number in new}
+            if audited := audits.pick(new, before):
+                some = torch.stack([codes[number - part.candidates.start] for number in audited])
+                self._auditing.add(asyncio.create_task(self._look_at(audits, server, audited, some)))
         for number in new:
-            self.drawn[number] = DrawnCandidate(
-                number=number, codes=rows[number], server=server, is_audited=number in audited
-            )
-        if audited:
-            self._auditing.add(
-                asyncio.create_task(self._look_at(server, audited, torch.stack([rows[number] for number in audited])))
-            )
+            row = codes[number - part.candidates.start]
+            self.drawn[number] = DrawnCandidate(number=number, codes=row, server=server, is_audited=number in audited)
         self._report()
 
-    async def _look_at(self, server: DrawingServer, numbers: Sequence[int], codes: Tensor) -> None:
+    async def _look_at(
+        self, audits: DrawingAudits, server: DrawingServer, numbers: Sequence[int], codes: Tensor
+    ) -> None:
         """Audit some candidates; what a server has drawn that is found out is drawn again elsewhere."""
-        assert self.swarm._audit is not None, "only called with somebody to audit"
-        measured = await asyncio.to_thread(self.swarm._audit, self.wish, numbers, codes)
-        complaint = self.swarm.book.note(server.peer, server.precision, measured, server.user)
+        measured = await asyncio.to_thread(audits.compute_again, self.wish, numbers, codes)
+        complaint = audits.judge(self.wish, server.peer, measured, server.user)
         if complaint is None:
             return
-        worst = max(range(len(measured)), key=measured.__getitem__)
-        evidence = Evidence(
-            revision=self.wish.revision,
-            precision=server.precision,
-            seed=self.wish.seed,
-            prompt=self.wish.prompt,
-            candidate=numbers[worst],
-            excess=measured[worst],
-        )
         logger.warning("%s", complaint)
-        self.complaints.append(replace(complaint, evidence=evidence))
+        self.complaints.append(complaint)
         own = [number for number, candidate in self.drawn.items() if candidate.server.peer == server.peer]
         for number in own:
             del self.drawn[number]

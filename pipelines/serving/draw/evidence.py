@@ -5,6 +5,8 @@ distance from that interval is 0 for an honest server up to rounding. The mean o
 *excess*. Tokens of a text are codes as well.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -19,26 +21,32 @@ MOST_LOGITS = 2**27
 
 @torch.no_grad()
 def excesses(
-    model: PreTrainedModel, wish: Wish, numbers: Tensor, codes: Tensor, *, batch_size: int | None = None
+    model: PreTrainedModel,
+    wish: Wish,
+    candidates: Sequence[int],
+    codes: Tensor,
+    *,
+    rounded: PreTrainedModel | None = None,
+    batch_size: int | None = None,
 ) -> Tensor:
-    """Return how far candidates are from what was wished for: (candidate,) float64.
+    """Return how far candidates are from what was wished for, by their numbers: (candidate,) float64.
 
-    `numbers`, (candidate, place) float64, are those of `Wish.numbers`; `codes`, (candidate, place) int64, are all
-    codes of each candidate, given ones included. The model must be the wish's own, in float32.
+    `codes`, (candidate, place) int64, are all codes of each candidate, given ones included. The model must be the
+    wish's own, in float32. With `rounded` it is the excess of an honest server that computes with that: at every
+    place, after the same codes, it chooses by its own logits; that is one pass, where drawing takes hundreds.
     """
-    medium, parts = medium_of(model.config), []
+    medium, numbers, parts = medium_of(model.config), wish.numbers(candidates, model.config), []
     batch_size = batch_size or max(1, MOST_LOGITS // (codes.shape[1] * medium.num_symbols(model.config)))
+    places = slice(wish.num_given, codes.shape[1])
     for some_codes, some_numbers in zip(codes.split(batch_size), numbers.split(batch_size), strict=True):
-        logits = medium.logits_behind(model, wish, some_codes)  # (candidate, place, code)
-        places = slice(wish.num_given, codes.shape[1])
-        distances = distances_from(
-            logits[:, places].flatten(0, 1),
-            some_numbers[:, places].flatten().to(logits.device),
-            some_codes[:, places].flatten().to(logits.device),
-            wish.options,
-        )
-        new = some_codes[:, places]
-        parts.append(medium.means(distances.view(new.shape), new, model.config).cpu())
+        logits = medium.logits_behind(model, wish, some_codes)[:, places].flatten(0, 1)  # (candidate and place, code)
+        drawn, new = some_numbers[:, places].flatten().to(logits.device), some_codes[:, places]
+        chosen = new.flatten().to(logits.device)
+        if rounded is not None:
+            own = medium.logits_behind(rounded, wish, some_codes)[:, places].flatten(0, 1)
+            chosen = choose_codes(own, drawn, wish.options)
+        distances = distances_from(logits, drawn, chosen, wish.options).view(new.shape)
+        parts.append(medium.means(distances, new, model.config).cpu())
     return torch.cat(parts)
 
 
@@ -58,22 +66,12 @@ def distances_from(logits: Tensor, numbers: Tensor, codes: Tensor, options: Samp
     return torch.maximum(starts - numbers, numbers - ends).clamp(min=0.0)
 
 
-@torch.no_grad()
-def honest_excesses(
-    exact: PreTrainedModel,
-    rounded: PreTrainedModel,
-    wish: Wish,
-    numbers: Tensor,
-    codes: Tensor,
-) -> Tensor:
-    """Return the excess of an honest server that computes with `rounded`, estimated on given candidates: (candidate,).
+def drawn_here(model: PreTrainedModel, wish: Wish, candidates: range, *, reads_once: bool = True) -> Tensor:
+    """Return what an honest server draws that computes as this model does: (candidate, place) int64.
 
-    At every place, after the same codes, it chooses by its own logits; that is one pass, where drawing takes hundreds.
+    `reads_once`: candidates share what was read of the prompt; a model whose layers are elsewhere cannot copy it.
     """
-    places, medium = slice(wish.num_given, codes.shape[1]), medium_of(exact.config)
-    drawn = numbers[:, places].flatten().to(exact.device)
-    chosen = choose_codes(medium.logits_behind(rounded, wish, codes)[:, places].flatten(0, 1), drawn, wish.options)
-    logits = medium.logits_behind(exact, wish, codes)[:, places].flatten(0, 1)
-    new = codes[:, places]
-    distances = distances_from(logits, drawn, chosen, wish.options).view(new.shape)
-    return medium.means(distances, new, exact.config).cpu()
+    numbers, number = wish.numbers(candidates, model.config), len(candidates)
+    wishes, each = ([wish], number) if reads_once else ([wish] * number, 1)
+    *_, codes = medium_of(model.config).stream(model, wishes, numbers, each)
+    return codes.flatten(0, 1).cpu()

@@ -1,10 +1,11 @@
 """What is asked of a drawing server, and the checks before it takes memory for it."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import PretrainedConfig
 
@@ -61,10 +62,11 @@ class Wish:
         """Return the places of a finished candidate, given ones included."""
         return medium_of(config).num_places(self.options, config)
 
-    def numbers(self, candidates: range, config: PretrainedConfig) -> Tensor:
+    def numbers(self, candidates: Sequence[int], config: PretrainedConfig) -> Tensor:
         """Return the candidates' random numbers: (candidate, place) float64."""
         length = medium_of(config).num_numbers(self.options, config)
-        return candidate_numbers(self.seed, range(self.prompt, self.prompt + 1), candidates, length)
+        prompt = range(self.prompt, self.prompt + 1)
+        return torch.cat([candidate_numbers(self.seed, prompt, range(one, one + 1), length) for one in candidates])
 
 
 @dataclass(frozen=True, kw_only=True)

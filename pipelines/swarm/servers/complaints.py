@@ -70,22 +70,13 @@ class Accused:
 
 def accused_servers(records: Mapping[bytes, ComplaintsRecord], *, names_users: bool) -> list[Accused]:
     """Return who is accused by whom, by records that count; `names_users`: an authority vouches for user names."""
-    accusers: dict[str, set[str]] = {}
-    strongest: dict[str, ServerComplaint] = {}
+    claims: dict[str, list[tuple[str, ServerComplaint]]] = {}
     for record in records.values():
         for one in record.complaints:
-            accusers.setdefault(one.server, set()).add(record.username if names_users else record.peer_id)
-            known = strongest.get(one.server)
-            if known is None or one.num_audited > known.num_audited:
-                strongest[one.server] = one
-    shown = sorted(accusers, key=lambda server: (-len(accusers[server]), server))[:MOST_SHOWN]
-    return [
-        Accused(
-            server=server,
-            accusers=tuple(sorted(accusers[server])),
-            num_audited=strongest[server].num_audited,
-            mean_excess=strongest[server].mean_excess,
-            limit=strongest[server].limit,
-        )
-        for server in shown
-    ]
+            claims.setdefault(one.server, []).append((record.username if names_users else record.peer_id, one))
+    accused = []
+    for server, made in claims.items():
+        strongest = max((one for _, one in made), key=lambda one: one.num_audited)
+        figures = {name: getattr(strongest, name) for name in ("num_audited", "mean_excess", "limit")}
+        accused.append(Accused(server=server, accusers=tuple(sorted({accuser for accuser, _ in made})), **figures))
+    return sorted(accused, key=lambda one: (-len(one.accusers), one.server))[:MOST_SHOWN]

@@ -3,7 +3,6 @@
 The program is `dalle-collab run audit`: it draws like anybody who asks, with a prompt and a seed that no other knows.
 """
 
-import json
 import logging
 import os
 import sys
@@ -16,6 +15,7 @@ from pathlib import Path
 import httpx2
 from huggingface_hub import CommitOperationAdd
 
+from hub_tools.foreign.json_texts import read_json
 from hub_tools.run_files import METRICS_FOLDER
 from pipelines.training.auxiliary.evaluating.bounded_command import BoundedCommand
 from pipelines.training.auxiliary.evaluating.checkpoint_evaluator import bounded_environment
@@ -152,21 +152,17 @@ class ServingAudits:
         for month in sorted({day[:7] for day, _ in self._owed}):
             name = f"{METRICS_FOLDER}/{served_file(month)}"
             held = head.download(name)
-            days = read_served(held) if held is not None else {}
-            for day in sorted({day for day, _ in self._owed if day[:7] == month}):
-                days = with_credit(days, day, {user: number for (of, user), number in self._owed.items() if of == day})
+            owed = {key: number for key, number in self._owed.items() if key[0].startswith(month)}
+            days = with_credit(read_served(held) if held is not None else {}, owed)
             operations.append(CommitOperationAdd(path_in_repo=name, path_or_fileobj=to_parquet(days)))
         return operations
 
 
 def read_report(path: Path) -> dict[str, int]:
     """Return how many candidates each user has drawn right, by an audit's report; raises ValueError if it is none."""
-    if path.stat().st_size > LARGEST_REPORT_BYTES:
-        raise ValueError(f"It has {path.stat().st_size} bytes; expected at most {LARGEST_REPORT_BYTES}.")
+    right: Counter[str] = Counter()
     try:
-        servers = json.loads(path.read_text(encoding="utf-8"))["servers"]
-        right: Counter[str] = Counter()
-        for server in servers:
+        for server in read_json(path, LARGEST_REPORT_BYTES)["servers"]:
             right[str(server["username"])] += int(server["num_right"])
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"It is no report of an audit ({error!r}).") from error

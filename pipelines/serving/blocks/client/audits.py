@@ -2,7 +2,9 @@
 
 The server cannot tell which of its answers to prompts will be checked, because the question is the client's own. What
 honest servers differ by, on other processors and through the codec, is far below the limits; a lie smaller than them,
-such as weights with 0.1 % noise, is not seen. One that begins behind the prompt is for `rechecking`.
+such as weights with 0.1 % noise, is not seen. That somebody has begun to lie behind the prompts is found by servers
+that took no part: they compute finished candidates again, in one pass each, with the limits of drawings. Who of the
+chain it was is not.
 
 Drawing audits measure on the run's own model what honest rounding may be off by. A client of blocks holds no layers to
 measure on; but here servers of one precision are compared with each other, not with exact weights, so that only the
@@ -13,12 +15,18 @@ import logging
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from hub_tools.counted import counted
 from pipelines.serving.avoided import AvoidedServers, avoided_words
-from pipelines.serving.blocks.routing import Hop
+from pipelines.serving.blocks.routing import Hop, NoChainError
+from pipelines.serving.draw.audits import EXACT
+from pipelines.serving.draw.evidence import excesses
+from pipelines.serving.draw.media.choice import medium_of
+from pipelines.serving.draw.requests import Wish
 from pipelines.swarm.streams.refusals import PeerGoneError, Refusal
 
 logger = logging.getLogger(__name__)
@@ -56,21 +64,34 @@ class BlockAudits:
     """Decides by a secret of its own which answers are checked, and by up to two other servers what is true."""
 
     def __init__(
-        self, codec: str, *, share: float, precision: str | None = "float32", secret: int | None = None
+        self,
+        codec: str,
+        *,
+        share: float,
+        precision: str | None = "float32",
+        avoided: AvoidedServers | None = None,
+        secret: int | None = None,
     ) -> None:
-        """`share` of the prompts are checked. `precision` is that of the servers, None: any; `secret` is for tests."""
+        """`share` of the prompts are checked. `precision` is that of the servers, None: any; `secret` is for tests.
+
+        `avoided` is what is known already, and learns more.
+        """
         if not 0 <= share <= 1:
             raise ValueError(f"The share of audited prompts is {share}, expected 0 to 1.")
         self.limit = max(LIMITS[codec], LEAST_LIMITS.get(precision or "int8", 0.0))
-        self.share, self.verdicts = share, list[Verdict]()
+        self._share, self.verdicts, self._avoided = share, list[Verdict](), avoided or AvoidedServers()
+        self._excesses, self._product, self._problem = list[float](), "", ""
         self._random = random.Random(secret) if secret is not None else random.SystemRandom()
 
     def wants(self) -> bool:
         """Return whether the next answer is to be checked."""
-        return self._random.random() < self.share
+        return self._random.random() < self._share
 
     def judge(self, hop: Hop, answer: Tensor, others: Mapping[str, Hop], repeat: Repeat) -> Verdict:
-        """Compare a server's answer with those of up to two others, which have the same layers and precision."""
+        """Compare a server's answer with those of up to two others, which have the same layers and precision.
+
+        A liar is avoided from now on, here and in other processes.
+        """
         witnesses: list[tuple[Hop, Tensor]] = []
         for peer in self._random.sample(sorted(others), len(others)):
             try:
@@ -82,6 +103,9 @@ class BlockAudits:
                 break
         verdict = self._verdict(hop, answer, witnesses)
         self.verdicts.append(verdict)
+        if (liar := verdict.liar) is not None:
+            until = avoided_words(self._avoided.avoid(liar.peer, liar.user), liar.user)
+            logger.warning("Server %s has given a false answer (%.1e off): %s.", liar.peer, verdict.error, until)
         return verdict
 
     def _verdict(self, hop: Hop, answer: Tensor, witnesses: list[tuple[Hop, Tensor]]) -> Verdict:
@@ -98,30 +122,55 @@ class BlockAudits:
                 return Verdict(hop=hop, outcome="lies", error=error, liar=hop)
         return Verdict(hop=hop, outcome="disputed", error=error)
 
+    def compute_again(self, model: Any, wish: Wish, candidates: Sequence[int], codes: Tensor) -> None:
+        """Have candidates computed again by servers that took no part, with a model of `DistributedModel`.
 
-def what_audits_found(verdicts: Sequence[Verdict], limit: float, avoided: AvoidedServers) -> list[str]:
-    """Return lines that say who differs from others, what could not be told, and what was checked or was not."""
-    checked = [verdict for verdict in verdicts if verdict.outcome in ("agrees", "false witness")]
-    liars = {(one.liar.peer, one.liar.user): one.error for one in verdicts if one.liar is not None}
-    lines = [
-        f"Server {peer[-8:]} differs from two others by {error:.1e}, and honest ones by at most {limit:.0e}: another "
-        f"one has computed in its place, and {avoided_words(avoided.until(peer, user), user)}."
-        for (peer, user), error in liars.items()
-    ]
-    lines += [
-        f"Could not be told: {_place(verdict.hop)} and the only other server of these layers differ by "
-        f"{verdict.error:.1e}, and honest ones by at most {limit:.0e}."
-        for verdict in verdicts
-        if verdict.outcome == "disputed"
-    ]
-    if alone := sorted({_place(verdict.hop) for verdict in verdicts if verdict.outcome == "unchecked"}):
-        lines.append(f"Unchecked, since nobody else serves these layers: {', '.join(alone)}.")
-    if checked:
-        lines.append(
-            f"Checked: {len(checked)} of {len(verdicts)} answers to prompts, each within {limit:.0e} of another "
-            "server's."
-        )
-    return lines
+        Their numbers, and codes (candidate, place) int64, given ones included.
+        """
+        self._product = medium_of(model.config).product
+        try:
+            with model.layers.route.only_others():
+                # One at a time: servers give a client a part of their memory, and a pass takes more than a step.
+                self._excesses += excesses(model, wish, candidates, codes, batch_size=1).tolist()
+        except (NoChainError, PeerGoneError, Refusal) as error:
+            self._problem = str(error)
+
+    def found(self) -> list[str]:
+        """Return lines that say who differs from others, what could not be told, and what was checked or was not."""
+        verdicts, limit = self.verdicts, self.limit
+        checked = [verdict for verdict in verdicts if verdict.outcome in ("agrees", "false witness")]
+        liars = {(one.liar.peer, one.liar.user): one.error for one in verdicts if one.liar is not None}
+        lines = [
+            f"Server {peer[-8:]} differs from two others by {error:.1e}, and honest ones by at most {limit:.0e}: "
+            f"another one has computed in its place, and {avoided_words(self._avoided.until(peer, user), user)}."
+            for (peer, user), error in liars.items()
+        ]
+        lines += [
+            f"Could not be told: {_place(verdict.hop)} and the only other server of these layers differ by "
+            f"{verdict.error:.1e}, and honest ones by at most {limit:.0e}."
+            for verdict in verdicts
+            if verdict.outcome == "disputed"
+        ]
+        if alone := sorted({_place(verdict.hop) for verdict in verdicts if verdict.outcome == "unchecked"}):
+            lines.append(f"Unchecked, since nobody else serves these layers: {', '.join(alone)}.")
+        if checked:
+            lines.append(
+                f"Checked: {len(checked)} of {len(verdicts)} answers to prompts, each within {limit:.0e} of another "
+                "server's."
+            )
+        return lines + self._found_behind_prompts()
+
+    def _found_behind_prompts(self) -> list[str]:
+        lines = [f"Unchecked behind the prompts, by others than took part: {self._problem}"] * bool(self._problem)
+        if number := len(self._excesses):
+            mean, limit = EXACT.judge(self._excesses)
+            lines.append(
+                f"Checked: {counted(number, self._product)}, each computed again by servers that took no part."
+                if mean <= limit
+                else f"Could not be told who differs: by servers that took no part these {number} {self._product}s "
+                f"are off by {mean:.1e}, and those of honest servers by at most {limit:.1e}. Some server is false."
+            )
+        return lines
 
 
 def _place(hop: Hop) -> str:

@@ -135,8 +135,6 @@ class ChainSession:
             return states_of(found, self._codec, shape)
 
         verdict = self._audits.judge(hop, answer, self._route.others(hop), repeat)
-        if verdict.liar is not None:
-            self._route.ban(verdict.liar, verdict.error)
         if verdict.liar == hop:
             raise PeerGoneError(f"Two other servers contradict {hop.peer}.")
 

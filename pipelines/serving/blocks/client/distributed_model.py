@@ -52,7 +52,8 @@ class DistributedModel:
             swarm = LocalSwarm({"here": local_server(model, range(shape.num_layers))})
         route = Route(swarm, name, model.revision, patience_seconds=patience_seconds, precision=precision)
         layers = RemoteLayers(route, shape, codec=codec, history_bytes=history_bytes)
-        layers.audits = BlockAudits(codec, share=audit_share, precision=precision) if audit_share else None
+        if audit_share:
+            layers.audits = BlockAudits(codec, share=audit_share, precision=precision, avoided=swarm.avoided)
         if model.config.get("model_type") == DALLE:
             from pipelines.serving.blocks.client.dalle_model import DistributedDalleCollab
 

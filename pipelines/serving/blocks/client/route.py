@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from pipelines.serving.avoided import AvoidedServers, avoided_words
+from pipelines.serving.avoided import AvoidedServers
 from pipelines.serving.blocks.routing import Hop, NoChainError, ServedSpan, choose_chain
 from pipelines.serving.blocks.sessions import Answer, BlockServer, BlockSession
 from pipelines.swarm.streams.askers import Asker
@@ -157,11 +157,6 @@ class Route:
             and hop.end <= span.end
             and (asked is None or span.precision == asked.precision)
         }
-
-    def ban(self, liar: Hop, error: float) -> None:
-        """Do without a server whose answer was off by a relative error, here and in other processes."""
-        until = avoided_words(self.swarm.avoided.avoid(liar.peer, liar.user), liar.user)
-        logger.warning("Server %s has given a false answer (%.1e off): %s.", liar.peer, error, until)
 
     @contextlib.contextmanager
     def only_others(self) -> Iterator[None]:

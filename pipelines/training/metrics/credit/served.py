@@ -34,15 +34,16 @@ def day_of(now: float) -> str:
     return datetime.fromtimestamp(now, UTC).date().isoformat()
 
 
-def with_credit(held: ServedDays, day: str, right: Mapping[str, int]) -> dict[tuple[str, str], int]:
-    """Return the credit after an audit, in which users have drawn so many candidates right."""
+def with_credit(held: ServedDays, owed: ServedDays) -> dict[tuple[str, str], int]:
+    """Return the credit after audits, in which users have drawn `owed` candidates right."""
     days = dict(held)
-    for user, number in right.items():
+    for (day, user), number in owed.items():
         key = day, user[:LONGEST_NAME]
         days[key] = min(MOST_CANDIDATES, days.get(key, 0) + number)
-    users = sorted((key for key in days if key[0] == day), key=lambda key: (-days[key], key))
-    for key in users[MOST_USERS_OF_A_DAY:]:
-        del days[key]
+    for day in {day for day, _ in owed}:
+        users = sorted((key for key in days if key[0] == day), key=lambda key: (-days[key], key))
+        for key in users[MOST_USERS_OF_A_DAY:]:
+            del days[key]
     return days
 
 

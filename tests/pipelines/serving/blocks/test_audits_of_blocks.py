@@ -10,15 +10,14 @@ from tiny_models import tiny_dalle, tiny_language_model
 from modeling_dalle_collab.packed_dalle_collab import Int8Linear
 from modeling_dalle_collab.sampling_dalle_collab import SamplingOptions
 from pipelines.serving.avoided import AvoidedServers
-from pipelines.serving.blocks.client.audits import BlockAudits, Verdict, what_audits_found
+from pipelines.serving.blocks.client.audits import BlockAudits, Verdict
 from pipelines.serving.blocks.client.distributed_model import DistributedModel, local_server
-from pipelines.serving.blocks.client.rechecking import Recheck
 from pipelines.serving.blocks.client.route import Route
 from pipelines.serving.blocks.codecs import CODECS, decode, encode
 from pipelines.serving.blocks.routing import Hop
 from pipelines.serving.blocks.spans import NO_PADDING, load_span
 from pipelines.serving.blocks.weights import find_model
-from pipelines.serving.draw.asking_run import drawn_here
+from pipelines.serving.draw.evidence import drawn_here
 from pipelines.serving.draw.requests import Wish
 
 SHAPE = (2, 1, 7, 64)
@@ -125,7 +124,9 @@ def test_it_is_said_who_differs_what_could_not_be_told_and_what_was_checked():
         Verdict(hop=Hop(peer=f"the-{outcome}", start=0, end=2), outcome=outcome, error=0.25, liar=liar)
         for outcome, liar in outcomes.items()
     ]
-    assert what_audits_found(verdicts, 1e-3, avoided) == [
+    audits = BlockAudits("float32", share=1.0, avoided=avoided)
+    audits.verdicts += verdicts
+    assert audits.found() == [
         "Server r-server differs from two others by 2.5e-01, and honest ones by at most 1e-03: another one has "
         "computed in its place, and it is avoided until 1970-01-01 00:10:00 UTC.",
         "Could not be told: layers 0:2 at disputed and the only other server of these layers differ by 2.5e-01, and "
@@ -143,7 +144,11 @@ def test_who_begins_to_lie_behind_the_prompt_is_noticed_by_servers_that_took_no_
         revision="", precision="float32", tokenizer="", input_ids=torch.ones(1, 6, dtype=torch.int64), seed=1,
         options=SamplingOptions(guidance_scale=2.0),
     )  # fmt: skip
-    alone = Recheck(model)
+
+    def found():
+        audits = BlockAudits("float32", share=1.0)
+        audits.compute_again(model, wish, range(4), drawn_here(model, wish, range(4), reads_once=False))
+        return audits.found()
 
     def falsely(peer, answer):
         body, tensors = answer
@@ -151,14 +156,13 @@ def test_who_begins_to_lie_behind_the_prompt_is_noticed_by_servers_that_took_no_
         return (body, {name: part.flip(-1) for name, part in tensors.items()}) if is_step else answer
 
     for changed, said in ((honestly, "Checked: 4 pictures, each computed again by"), (falsely, "Some server is false")):
-        swarm.changed, recheck = changed, Recheck(model)
-        recheck.look_at(wish, range(4), drawn_here(model, wish, range(4), reads_once=False))
-        assert said in recheck.found()[-1] and len(recheck.found()) == 1
+        swarm.changed = changed
+        (line,) = found()
+        assert said in line
         assert {hop.peer for hop in model.layers.route.took_part} == {"a"}
     assert {verdict.outcome for verdict in model.layers.audits.verdicts} == {"agrees"}, "it lies about no prompt"
     swarm.lose("b")
-    alone.look_at(wish, range(4), drawn_here(model, wish, range(4), reads_once=False))
-    assert alone.found()[0].startswith("Unchecked behind the prompts, by others than took part: ")
+    assert found()[0].startswith("Unchecked behind the prompts, by others than took part: ")
 
 
 def test_a_false_witness_does_not_bring_down_an_honest_server(published):
@@ -246,7 +250,7 @@ def test_a_liar_is_avoided_by_later_clients_too_with_all_servers_of_its_user(pub
     model.generate_image_codes(torch.ones(1, 6, dtype=torch.int64), seed=1, window=1)
     until = "it and the other servers of mallory are avoided until 1970-01-01 00:10:00 UTC."
     assert f"off): {until}" in caplog.text
-    assert what_audits_found(model.layers.audits.verdicts, 1e-3, swarm.avoided)[0].endswith(until)
+    assert model.layers.audits.found()[0].endswith(until)
     later = swarm_of_names("a again", "b")
     later.slow = {"b"}
     caplog.clear()
@@ -271,6 +275,5 @@ def test_prompts_and_texts_of_a_language_model_are_checked(tmp_path):
     assert model.layers.audits.verdicts[0].outcome == "lies"
     options = SamplingOptions(num_image_codes=8)
     wish = Wish(revision="", precision="float32", tokenizer="", input_ids=ids, options=options)
-    recheck = Recheck(model)
-    recheck.look_at(wish, range(3), drawn_here(model, wish, range(3), reads_once=False))
-    assert recheck.found() == ["Checked: 3 texts, each computed again by servers that took no part."]
+    model.layers.audits.compute_again(model, wish, range(3), drawn_here(model, wish, range(3), reads_once=False))
+    assert model.layers.audits.found()[-1] == "Checked: 3 texts, each computed again by servers that took no part."

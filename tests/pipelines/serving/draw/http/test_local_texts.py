@@ -7,9 +7,9 @@ import torch
 from drawn_runs import write_language_folder
 
 from modeling_dalle_collab.sampling_dalle_collab import SamplingOptions
-from pipelines.serving.draw.asking_run import drawn_here
 from pipelines.serving.draw.checkpoints import ServedCheckpoints, load_served
 from pipelines.serving.draw.engine import DrawEngine
+from pipelines.serving.draw.evidence import drawn_here
 from pipelines.serving.draw.http.local_drawing import MOST_AT_ONCE, LocalDrawing
 from pipelines.serving.draw.http.refused import RefusedRequestError
 from pipelines.serving.draw.http.text_answers import certain_part, until_stop

@@ -9,10 +9,9 @@ import torch
 from tiny_models import LANGUAGE_MODELS, tiny_language_model
 
 from modeling_dalle_collab.sampling_dalle_collab import SamplingOptions, choose_codes
-from pipelines.serving.draw.asking_run import drawn_here
-from pipelines.serving.draw.audits import AuditBook, Honesty
+from pipelines.serving.draw.audits import DrawingAudits
 from pipelines.serving.draw.engine import DrawEngine
-from pipelines.serving.draw.evidence import excesses, honest_excesses
+from pipelines.serving.draw.evidence import drawn_here
 from pipelines.serving.draw.media.texts import TEXTS, counted
 from pipelines.serving.draw.requests import DrawRequest, Wish
 from pipelines.swarm.streams.refusals import Refusal
@@ -202,26 +201,23 @@ LIARS = {
 
 @pytest.mark.parametrize("liar", LIARS)
 def test_a_liar_is_named_and_an_honest_server_is_not(gpt2, liar):
-    book, some = AuditBook({}), range(16)
+    audits, some = DrawingAudits(gpt2), range(16)
     for seed in range(4):
         wish = a_wish(seed=seed)
-        numbers = wish.numbers(some, gpt2.config)
-        honest = excesses(gpt2, wish, numbers, drawn_here(gpt2, wish, some), batch_size=5)
-        assert book.note("honest", "float32", honest.tolist()) is None
-        book.note("liar", "float32", excesses(gpt2, wish, numbers, LIARS[liar](gpt2, wish, some)).tolist())
-    assert book.avoided.avoids("liar")
+        honest = audits.compute_again(wish, some, drawn_here(gpt2, wish, some))
+        assert audits.judge(wish, "honest", honest) is None
+        audits.judge(wish, "liar", audits.compute_again(wish, some, LIARS[liar](gpt2, wish, some)))
+    assert audits.avoided.avoids("liar")
 
 
 def test_honest_rounding_to_bfloat16_is_no_lie(gpt2):
-    rounded, wish, some = copy.deepcopy(gpt2), a_wish(seed=9), range(32)
+    rounded, some, audits = copy.deepcopy(gpt2), range(32), DrawingAudits(gpt2, "bfloat16")
     TEXTS.rounded(rounded, "bfloat16")
-    numbers = wish.numbers(some, gpt2.config)
-    measured = honest_excesses(gpt2, rounded, wish, numbers, drawn_here(gpt2, wish, some)).tolist()
-    book = AuditBook({"bfloat16": Honesty.of(measured)})
+    audits.learn_honesty(a_wish(seed=9))
     for seed in range(4):
-        asked = a_wish(seed=seed)
-        found = excesses(gpt2, asked, asked.numbers(some, gpt2.config), drawn_here(rounded, asked, some))
-        assert book.note("honest", "bfloat16", found.tolist()) is None
+        wish = a_wish(seed=seed)
+        found = audits.compute_again(wish, some, drawn_here(rounded, wish, some))
+        assert audits.judge(wish, "honest", found) is None
 
 
 def test_models_that_keep_no_positions_and_precisions_of_pictures_are_refused(tmp_path, gpt2):

@@ -17,7 +17,8 @@ TODAY = "2026-11-21"
 
 
 def test_each_audit_adds_to_the_day_and_files_hold_what_was_added(tmp_path):
-    days = with_credit(with_credit({("2026-11-20", "ann"): 3}, TODAY, dict(ann=8, bob=4)), TODAY, dict(ann=2))
+    first = with_credit({("2026-11-20", "ann"): 3}, {(TODAY, "ann"): 8, (TODAY, "bob"): 4})
+    days = with_credit(first, {(TODAY, "ann"): 2})
     assert days == {("2026-11-20", "ann"): 3, (TODAY, "ann"): 10, (TODAY, "bob"): 4}
     path = tmp_path / "served-2026-11.parquet"
     path.write_bytes(to_parquet(days))
@@ -27,11 +28,11 @@ def test_each_audit_adds_to_the_day_and_files_hold_what_was_added(tmp_path):
 
 
 def test_names_that_cost_nothing_fill_no_file():
-    crowd = {f"name {number:04d}" + "x" * 200: 1 + number for number in range(2 * MOST_USERS_OF_A_DAY)}
-    days = with_credit({("2026-11-20", "ann"): 1}, TODAY, crowd)
+    crowd = {(TODAY, f"name {number:04d}" + "x" * 200): 1 + number for number in range(2 * MOST_USERS_OF_A_DAY)}
+    days = with_credit({("2026-11-20", "ann"): 1}, crowd)
     assert len(days) == MOST_USERS_OF_A_DAY + 1 and max(len(user) for _, user in days) == 96
     assert min(number for (day, _), number in days.items() if day == TODAY) == MOST_USERS_OF_A_DAY + 1
-    assert with_credit(days, TODAY, {"greedy": 2**62})[TODAY, "greedy"] == MOST_CANDIDATES
+    assert with_credit(days, {(TODAY, "greedy"): 2**62})[TODAY, "greedy"] == MOST_CANDIDATES
 
 
 def test_a_damaged_file_is_named_and_rows_that_cannot_be_true_are_left_out(tmp_path):
