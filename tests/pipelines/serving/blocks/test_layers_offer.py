@@ -7,10 +7,10 @@ import torch
 from tiny_models import tiny_dalle, tiny_language_model
 
 from pipelines.serving.blocks.client.distributed_model import local_server
-from pipelines.serving.blocks.fetching import layers_that_fit, measured_rate
-from pipelines.serving.blocks.hosting import BlockOptions
+from pipelines.serving.blocks.layers_offer import layers_that_fit, measured_rate
 from pipelines.serving.blocks.spans import stack_shape, tensor_prefixes
 from pipelines.serving.blocks.weights import find_model
+from pipelines.serving.offer import ServingOptions
 
 
 @pytest.mark.parametrize(
@@ -23,15 +23,16 @@ from pipelines.serving.blocks.weights import find_model
         (dict(precision="bfloat16"), "expected float32 or int8 to serve layers"),
         (dict(memory_gigabytes=0), "memory_gigabytes is 0; expected a number above 0"),
         (dict(weights_gigabytes=-1.0), "weights_gigabytes is -1"),
+        (dict(ranks=True), "about drawings and have no effect on blocks"),
     ],
 )
 def test_options_that_mean_nothing_are_refused(values, words):
     with pytest.raises(ValueError, match=words):
-        BlockOptions(**values)
+        ServingOptions(**{"blocks": "auto"} | values)
 
 
 def test_blocks_are_a_range_or_a_choice():
-    assert BlockOptions(blocks="2:5").layers() == range(2, 5) and BlockOptions().layers() is None
+    assert ServingOptions(blocks="2:5").layers() == range(2, 5) and ServingOptions(blocks="auto").layers() is None
 
 
 @pytest.mark.parametrize("make", [tiny_dalle, lambda folder: tiny_language_model(folder, "gpt2")])
