@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import httpx2
 
@@ -19,6 +20,8 @@ from pipelines.swarm.servers.complaints import MOST_COMPLAINTS, ComplaintsRecord
 from pipelines.swarm.servers.server_list import ask_for_servers
 from pipelines.swarm.servers.server_record import ServerRecord
 from pipelines.swarm.servers.visiting import Visitor
+from pipelines.swarm.streams.asking import open_conversation
+from pipelines.swarm.streams.conversation import Conversation
 from pipelines.swarm.streams.introductions import Introductions, Stranger
 from pipelines.swarm.streams.peer_loop import PeerLoop
 from pipelines.swarm.streams.server import StreamLimits
@@ -113,6 +116,10 @@ class AskingPlace:
 
     complain: Callable[[Sequence[ServerComplaint]], None]
     """Publish what was found of servers; nothing of a stranger, who has no voice in the swarm."""
+
+    async def open(self, peer: str, service: str, **limits: Any) -> tuple[Conversation, Mapping[str, Any]]:
+        """Open a conversation with a peer about a service; see `open_conversation`."""
+        return await open_conversation(self.loop.p2p, peer, self.namespace, service, self.introductions, **limits)
 
 
 @contextlib.contextmanager

@@ -45,7 +45,7 @@ class EventFile:
             self._is_damaged = False
 
     def write_report(self, report: Any) -> None:
-        """Append a mapping or the fields of a dataclass; one that equals the last only now and then: files stay small."""
+        """Append a mapping or the fields of a dataclass; if it equals the last one only now and then."""
         now = self._clock()
         if report == self._last_report and now - self._last_report_time < SECONDS_BETWEEN_EQUAL_REPORTS:
             return
