@@ -24,7 +24,6 @@ from pipelines.swarm.streams.asking import open_conversation
 from pipelines.swarm.streams.conversation import Conversation
 from pipelines.swarm.streams.introductions import Introductions, Stranger
 from pipelines.swarm.streams.peer_loop import PeerLoop
-from pipelines.swarm.streams.server import StreamLimits
 from pipelines.training.peer.joining import admitted, hub_username
 from pipelines.training.repository.snapshot import RunSnapshot
 from pipelines.training.run.training_run import TrainingRun
@@ -54,20 +53,13 @@ class PlaceInSwarm:
     admission: PeerAdmission
     records: SwarmRecords
 
-    @property
-    def namespace(self) -> str:
-        """What the names of this run's services begin with."""
-        return self.run.swarm_id
-
     def introductions(self) -> Introductions:
         """Return how this peer introduces itself in conversations, and whom it answers."""
         return Introductions(self.admission, admits_everybody=self.run.who_may_draw == "everybody")
 
-    def stream_limits(self) -> StreamLimits:
-        """Return what the organiser lets others have of a server's streams."""
-        return StreamLimits(
-            streams_per_peer=self.run.streams_per_peer, streams_per_address=self.run.streams_per_address
-        )
+    def username(self, chosen: str | None = None) -> str:
+        """Return what others see: what the run's authority says, or in an open run what was chosen, or the Hub's."""
+        return self.admission.username if self.admission.has_authority else chosen or hub_username()
 
 
 @contextlib.contextmanager
@@ -94,11 +86,6 @@ def entered_swarm(run: TrainingRun, repository: str, network: NetworkOptions) ->
         )
         records = SwarmRecords(dht, run.swarm_id, admission=admission).open()
         yield PlaceInSwarm(run=run, dht=dht, admission=admission, records=records)
-
-
-def open_loop(place: PlaceInSwarm) -> PeerLoop:
-    """Return the event loop for this peer's streams, to be entered after all else that forks."""
-    return PeerLoop(place.dht)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,10 +129,10 @@ def place_to_ask(run: TrainingRun, repository: str, network: NetworkOptions) -> 
 
 @contextlib.contextmanager
 def _joined(place: PlaceInSwarm) -> Iterator[AskingPlace]:
-    with open_loop(place) as loop:
+    with PeerLoop(place.dht) as loop:
         yield AskingPlace(
             loop=loop,
-            namespace=place.namespace,
+            namespace=place.run.swarm_id,
             introductions=place.introductions(),
             servers=place.records.servers,
             names_users=place.admission.has_authority,
@@ -172,7 +159,7 @@ def _complain(place: PlaceInSwarm, complaints: Sequence[ServerComplaint]) -> Non
         place.records.publish_complaints(
             ComplaintsRecord(
                 peer_id=place.dht.peer_id.to_base58(),
-                username=place.admission.username if place.admission.has_authority else hub_username(),
+                username=place.username(),
                 complaints=list(complaints)[-MOST_COMPLAINTS:],
             )
         )

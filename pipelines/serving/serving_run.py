@@ -12,15 +12,16 @@ import torch
 
 from pipelines.serving.blocks.layers_offer import LayersOffer
 from pipelines.serving.draw.drawing_offer import DrawingOffer
-from pipelines.serving.entering import Check, PlaceInSwarm, check_nothing, entered_swarm, open_loop, weights_name
+from pipelines.serving.entering import Check, PlaceInSwarm, check_nothing, entered_swarm, weights_name
 from pipelines.serving.offer import Offer, ServingOptions
 from pipelines.swarm.network_options import NetworkOptions
 from pipelines.swarm.node import visible_addresses
 from pipelines.swarm.servers.server_record import SERVER_SECONDS, ServerRecord
-from pipelines.swarm.streams.server import StreamServer
+from pipelines.swarm.streams.peer_loop import PeerLoop
+from pipelines.swarm.streams.server import StreamLimits, StreamServer
 from pipelines.swarm.upload_limit import UploadLimit
 from pipelines.torch_devices import num_cores, torch_device
-from pipelines.training.peer.joining import Hear, hear_nothing, hub_username
+from pipelines.training.peer.joining import Hear, hear_nothing
 from pipelines.training.peer.pausing import PauseSwitch, stop_on_signals
 from pipelines.training.repository.key_list import TrustedKeys
 from pipelines.training.repository.snapshot import RunSnapshot
@@ -64,8 +65,7 @@ class ServingPeer:
     def __init__(
         self, offer: Offer, watch: CheckpointWatch, place: PlaceInSwarm, options: ServingOptions, hear: Hear
     ) -> None:
-        self.offer, self.peer_id, is_admitted = offer, place.dht.peer_id.to_base58(), place.admission.has_authority
-        self.username = place.admission.username if is_admitted else options.name or hub_username()
+        self.offer, self.peer_id, self.username = offer, place.dht.peer_id.to_base58(), place.username(options.name)
         self._watch, self._place, self._options, self._hear = watch, place, options, hear
 
     @property
@@ -154,10 +154,13 @@ def serve_run(
         hear("loading")
         peer.announce("joining", chosen)  # others that come meanwhile choose other layers
         offer.load(hear)
-        limit = None if network.bandwidth_limit_mbit is None else UploadLimit(network.bandwidth_limit_mbit)
-        loop = stack.enter_context(open_loop(place))
+        loop, run = stack.enter_context(PeerLoop(place.dht)), place.run
         server = StreamServer(
-            loop.p2p, place.namespace, place.introductions(), limits=place.stream_limits(), upload_limit=limit
+            loop.p2p,
+            run.swarm_id,
+            place.introductions(),
+            limits=StreamLimits(streams_per_peer=run.streams_per_peer, streams_per_address=run.streams_per_address),
+            upload_limit=None if network.bandwidth_limit_mbit is None else UploadLimit(network.bandwidth_limit_mbit),
         )
         for service in offer.open(stack):
             loop.call(server.offer(service))

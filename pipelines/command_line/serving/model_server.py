@@ -50,13 +50,12 @@ def run_server(
                 for line in lines:
                     console.print(line, soft_wrap=True, highlight=False)
                 events.happened("serving", peer=peer.peer_id, addresses=values["addresses"], **told)
-            elif event == "serves" and draws:
-                console.print(f"Now serving epoch {values['epoch']} of {repository}.", highlight=False)
-                events.happened("serves", epoch=values["epoch"])
             elif event == "serves":
-                layers = values["layers"]
-                console.print(f"Now serving layers {layers.start}:{layers.stop} of epoch {values['epoch']}.")
-                events.happened("serves", epoch=values["epoch"], layers=[layers.start, layers.stop])
+                what = f"epoch {values['epoch']} of {repository}"
+                if not draws:
+                    what = "layers {}:{} of epoch {}".format(*values["layers"], values["epoch"])
+                console.print(f"Now serving {what}.", highlight=False)
+                events.happened("serves", **values)
             else:
                 status.update(f"{event.capitalize()} {repository}")
 

@@ -135,7 +135,7 @@ class LayersOffer:
             self._service.use(self._load(better))
         finally:
             self.state = "online"
-        return dict(epoch=better.epoch, layers=better.layers)
+        return dict(epoch=better.epoch, layers=[better.layers.start, better.layers.stop])
 
     def pause(self, is_paused: bool) -> None:
         """See `Offer.pause`: clients would lose their caches; they go on."""

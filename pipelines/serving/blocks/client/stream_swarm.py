@@ -5,7 +5,7 @@ import contextlib
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -34,15 +34,9 @@ STALL_SECONDS = 60.0
 class StreamSwarm:
     """The servers of a run; see `Swarm`. Methods may be called from any thread but the loop's."""
 
-    def __init__(
-        self,
-        place: AskingPlace,
-        *,
-        avoided: AvoidedServers | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, place: AskingPlace, *, avoided: AvoidedServers | None = None) -> None:
         """Reading `place.servers` may take a while; what it returned is used until it returns again."""
-        self.avoided, self._place, self._clock = avoided or AvoidedServers(), place, clock
+        self.avoided, self._place = avoided or AvoidedServers(), place
         self._links: weakref.WeakSet[StreamLink] = weakref.WeakSet()
         self._lock = threading.Lock()
         self._found: Sequence[ServedSpan] = ()
@@ -51,9 +45,9 @@ class StreamSwarm:
     def served(self) -> Sequence[ServedSpan]:
         """See `Swarm.served`."""
         with self._lock:
-            is_old = self._clock() - self._read_at >= SECONDS_BETWEEN_READINGS
+            is_old = time.monotonic() - self._read_at >= SECONDS_BETWEEN_READINGS
             if is_old:
-                self._read_at = self._clock()
+                self._read_at = time.monotonic()
         if is_old and self._found:  # who has just lost a server does not wait for records
             threading.Thread(target=self._read_again, daemon=True, name="servers").start()
         elif not self._found:

@@ -59,7 +59,7 @@ def test_a_checkpoint_that_cannot_be_loaded_ends_no_later_look(error, caplog):
 
     place = SimpleNamespace(
         dht=SimpleNamespace(peer_id=SimpleNamespace(to_base58=lambda: "peer")),
-        admission=SimpleNamespace(has_authority=True, username="ann"),
+        username=lambda chosen: "ann",
         records=SimpleNamespace(publish_server=published.append),
     )
     watch = Watch([error, error, None, 7])
