@@ -97,6 +97,9 @@ class Offer(Protocol):
     def record(self) -> Mapping[str, Any]:
         """Return what a server's record says of it."""
 
+    def report(self, state: str) -> Any:
+        """Return what the server is doing, a dataclass."""
+
     def renew(self, newest: RunSnapshot | None) -> Mapping[str, Any] | None:
         """Serve a newer checkpoint, if there is one, or what else is better; return what is new, None: nothing."""
 

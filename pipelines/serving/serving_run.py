@@ -73,29 +73,30 @@ class ServingPeer:
         """Whether the run was rolled back: this process serves an older swarm."""
         return self._watch.found_new_generation
 
-    def follow(self, stop: threading.Event) -> Iterator[ServerRecord]:
-        """Renew the server's record, and serve what is newer or better, until `stop` is set; yield the record."""
+    def follow(self, stop: threading.Event) -> Iterator[Any]:
+        """Renew the server's record, and serve what is newer or better, until `stop` is set; yield what is done."""
         deadline = time.monotonic() + 3600 * (self._options.max_hours or math.inf)
         looking = threading.Thread(target=self._look, args=(stop,), name="newer checkpoints", daemon=True)
         looking.start()
         while not stop.is_set() and time.monotonic() < deadline:
-            yield self.announce(self.offer.state)
+            self.announce(state := self.offer.state)
+            yield self.offer.report(state)
             stop.wait(SERVER_SECONDS / 3)
         stop.set()  # where the time is over, too: who leaves looks for nothing
         self.announce("draining")
 
-    def announce(self, state: str, served: Mapping[str, Any] | None = None) -> ServerRecord:
+    def announce(self, state: str, served: Mapping[str, Any] | None = None) -> None:
         """Publish what is served now, or `served`, and whether anything new is taken."""
-        record = ServerRecord(
-            peer_id=self.peer_id,
-            username=self.username,
-            state=state,
-            precision=self._options.precision,
-            package_version=package_version(),
-            **(self.offer.record() if served is None else served),
+        self._place.records.publish_server(
+            ServerRecord(
+                peer_id=self.peer_id,
+                username=self.username,
+                state=state,
+                precision=self._options.precision,
+                package_version=package_version(),
+                **(self.offer.record() if served is None else served),
+            )
         )
-        self._place.records.publish_server(record)
-        return record
 
     def _look(self, stop: threading.Event) -> None:
         while not stop.wait(self._options.look_seconds):

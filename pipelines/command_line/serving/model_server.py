@@ -17,11 +17,10 @@ from pipelines.swarm.network_options import NetworkOptions
 from pipelines.training.peer.process_group import START_AGAIN_EXIT_CODE
 
 if TYPE_CHECKING:
-    from pipelines.serving.blocks.layers_offer import LayersOffer
-    from pipelines.serving.draw.drawing_offer import DrawingOffer
+    from pipelines.serving.blocks.layers_offer import BlockReport
+    from pipelines.serving.draw.drawing_offer import DrawingOffer, ServingReport
     from pipelines.serving.offer import ServingOptions
     from pipelines.serving.serving_run import ServingPeer
-    from pipelines.swarm.servers.server_record import ServerRecord
     from pipelines.training.repository.snapshot import RunSnapshot
 
 
@@ -46,10 +45,15 @@ def run_server(
                 status.update(f"{what_entering_asks(values['run'])} {repository}")
             elif event == "serving":
                 peer = values["peer"]
-                lines, told = _drawings(repository, chosen, peer) if draws else _layers(repository, peer)
-                for line in lines:
+                report = peer.offer.report("online")
+                for line in (_drawings if draws else _layers)(repository, chosen, peer, report):
                     console.print(line, soft_wrap=True, highlight=False)
-                events.happened("serving", peer=peer.peer_id, addresses=values["addresses"], **told)
+                told = (
+                    dict(rate=report.codes_per_second)
+                    if draws
+                    else dict(rate=report.layers_per_second, layers=[report.layers.start, report.layers.stop])
+                )
+                events.happened("serving", peer=peer.peer_id, epoch=report.epoch, addresses=values["addresses"], **told)
             elif event == "serves":
                 what = f"epoch {values['epoch']} of {repository}"
                 if not draws:
@@ -66,12 +70,11 @@ def run_server(
             ),
             _also_over_http(console, repository, peer.offer, http, events),
         ):
-            for record in peer.follow(stop):
-                report, words = (_drawing if draws else _computing)(record, peer.offer)
-                status.update(f"epoch {record.epoch}  {words}")
-                if report:
+            for report in peer.follow(stop):
+                status.update(f"epoch {report.epoch}  {(_drawing if draws else _computing)(peer, report)}")
+                if draws:
                     events.write_report(report)
-    number = {"num_drawn": peer.offer.record()["num_drawn"]} if draws else {}
+    number = {"num_drawn": peer.offer.report("draining").num_drawn} if draws else {}
     events.happened("left", **number)
     done = f": {counted(number['num_drawn'], peer.offer.medium.product)} for others" if draws else ""
     console.print(f"Left {repository}{done}.")
@@ -80,53 +83,40 @@ def run_server(
         raise typer.Exit(START_AGAIN_EXIT_CODE)
 
 
-def _drawings(repository: str, chosen: "ServingOptions", peer: "ServingPeer") -> tuple[list[str], dict[str, Any]]:
-    """Return what people and programs are told of a server that begins to draw."""
-    medium, epoch, rate = peer.offer.medium, peer.offer.record()["epoch"], peer.offer.rate
+def _drawings(repository: str, chosen: "ServingOptions", peer: "ServingPeer", report: "ServingReport") -> Iterator[str]:
+    """Yield what people read of a server that begins to draw."""
+    medium = peer.offer.medium
     command = "write" if medium.product == "text" else "generate"
-    lines = [
-        f"Serving epoch {epoch} of {repository} in {chosen.precision} at {rate:.0f} "
+    yield (
+        f"Serving epoch {report.epoch} of {repository} in {chosen.precision} at {report.codes_per_second:.0f} "
         f"{medium.unit} a second as {peer.username}. Others get {medium.product}s with: "
-        f'dalle-collab {command} {repository} "..." --swarm{" --remote-ranking" * chosen.ranks}',
-        f"To pause: kill -USR1 {os.getpid()}; to resume: kill -USR2 {os.getpid()}",
-    ]
-    return lines, dict(rate=rate, epoch=epoch)
-
-
-def _drawing(record: "ServerRecord", offer: "DrawingOffer") -> tuple[dict[str, Any], str]:
-    """Return what programs and people are told of what it is doing."""
-    report = dict(
-        state=record.state,
-        epoch=record.epoch,
-        codes_per_second=record.draw_rate,
-        num_drawn=record.num_drawn,
-        num_askers=offer.service.places.num_peers,
-        free_places=record.free_places,
+        f'dalle-collab {command} {repository} "..." --swarm{" --remote-ranking" * chosen.ranks}'
     )
-    drawn, free = counted(record.num_drawn, offer.medium.product), counted(record.free_places, "place")
-    return report, f"{drawn} drawn  {report['num_askers']} asking  {free} free"
+    yield f"To pause: kill -USR1 {os.getpid()}; to resume: kill -USR2 {os.getpid()}"
 
 
-def _layers(repository: str, peer: "ServingPeer") -> tuple[list[str], dict[str, Any]]:
-    """Return what people and programs are told of a server that begins to compute layers."""
+def _drawing(peer: "ServingPeer", report: "ServingReport") -> str:
+    drawn, free = counted(report.num_drawn, peer.offer.medium.product), counted(report.free_places, "place")
+    return f"{drawn} drawn  {report.num_askers} asking  {free} free"
+
+
+def _layers(repository: str, _chosen: "ServingOptions", peer: "ServingPeer", report: "BlockReport") -> Iterator[str]:
+    """Yield what people read of a server that begins to compute layers."""
     from pipelines.swarm.servers.layers import fill_command
 
-    now = peer.offer.record()
-    start, end, epoch, rate = now["first_layer"], now["end_layer"], now["epoch"], now["layer_rate"]
-    missing = peer.offer.missing()
-    lines = [
-        f"Serving layers {start}:{end} of epoch {epoch} of {repository} at {rate:.0f} layers a second as "
-        f"{peer.username}.",
-        *(f"Nobody serves layers {hole.start}:{hole.stop}: {fill_command(repository, hole)}" for hole in missing),
-    ]
-    return lines, dict(rate=rate, epoch=epoch, layers=[start, end])
+    yield (
+        f"Serving layers {report.layers.start}:{report.layers.stop} of epoch {report.epoch} of {repository} at "
+        f"{report.layers_per_second:.0f} layers a second as {peer.username}."
+    )
+    for hole in report.missing:
+        yield f"Nobody serves layers {hole.start}:{hole.stop}: {fill_command(repository, hole)}"
 
 
-def _computing(record: "ServerRecord", offer: "LayersOffer") -> tuple[dict[str, Any], str]:
-    """Return what people are told of what it is doing, and nothing for programs."""
-    missing = ", ".join(f"{hole.start}:{hole.stop}" for hole in offer.missing())
-    free = f"layers {record.first_layer}:{record.end_layer}  {record.free_cache_bytes / 1e9:.1f} GB free"
-    return {}, free + (f"  nobody serves {missing}" if missing else "")
+def _computing(_peer: "ServingPeer", report: "BlockReport") -> str:
+    missing = ", ".join(f"{hole.start}:{hole.stop}" for hole in report.missing)
+    return f"layers {report.layers.start}:{report.layers.stop}  {report.free_cache_bytes / 1e9:.1f} GB free" + (
+        f"  nobody serves {missing}" if missing else ""
+    )
 
 
 @contextlib.contextmanager

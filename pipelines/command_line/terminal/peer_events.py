@@ -45,12 +45,12 @@ class EventFile:
             self._is_damaged = False
 
     def write_report(self, report: Any) -> None:
-        """Append a mapping or the fields of a dataclass; if it equals the last one only now and then."""
+        """Append the fields of a dataclass; if it equals the last one only now and then, so that files stay small."""
         now = self._clock()
         if report == self._last_report and now - self._last_report_time < SECONDS_BETWEEN_EQUAL_REPORTS:
             return
         self._last_report, self._last_report_time = report, now
-        self.write(report if isinstance(report, Mapping) else dataclasses.asdict(report))
+        self.write(dataclasses.asdict(report))
 
     def happened(self, event: str, /, **values: Any) -> None:
         """Append an event, under the key `event`."""

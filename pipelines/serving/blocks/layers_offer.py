@@ -39,6 +39,19 @@ ASSUMED_RATE = 1000.0
 
 
 @dataclass(frozen=True, kw_only=True)
+class BlockReport:
+    """What a server of layers is doing."""
+
+    state: str
+    epoch: int
+    layers: range
+    layers_per_second: float
+    free_cache_bytes: int
+    missing: tuple[range, ...]
+    """Layers that nobody serves."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ServedLayers:
     """What is served now, or will be once it is loaded."""
 
@@ -119,9 +132,17 @@ class LayersOffer:
             free_cache_bytes=self._memory.free,
         )
 
-    def missing(self) -> list[range]:
-        """Return the layers that nobody serves."""
-        return holes(self._served(), range(self._now.num_layers))
+    def report(self, state: str) -> BlockReport:
+        """See `Offer.report`."""
+        now = self._now
+        return BlockReport(
+            state=state,
+            epoch=now.epoch,
+            layers=now.layers,
+            layers_per_second=now.rate,
+            free_cache_bytes=self._memory.free,
+            missing=tuple(holes(self._served(), range(now.num_layers))),
+        )
 
     def renew(self, newest: RunSnapshot | None) -> Mapping[str, Any] | None:
         """See `Offer.renew`."""

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any, cast
 
 from transformers import PreTrainedModel
@@ -28,6 +29,18 @@ SECONDS_OF_MEASURING = 4.0
 MEASURED_CANDIDATES = 8
 PLACES = 8 * MOST_CANDIDATES
 """Candidates that wait or are drawn."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServingReport:
+    """What a server that draws is doing."""
+
+    state: str
+    epoch: int
+    codes_per_second: float
+    num_drawn: int
+    num_askers: int
+    free_places: int
 
 
 class DrawingOffer:
@@ -98,6 +111,18 @@ class DrawingOffer:
             free_places=service.places.free,
             num_drawn=service.engine.num_drawn,
             ranks=self._options.ranks,
+        )
+
+    def report(self, state: str) -> ServingReport:
+        """See `Offer.report`."""
+        service = self.service
+        return ServingReport(
+            state=state,
+            epoch=service.checkpoints.current.epoch,
+            codes_per_second=self.rate,
+            num_drawn=service.engine.num_drawn,
+            num_askers=service.places.num_peers,
+            free_places=service.places.free,
         )
 
     def renew(self, newest: RunSnapshot | None) -> Mapping[str, Any] | None:
