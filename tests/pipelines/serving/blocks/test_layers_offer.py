@@ -1,16 +1,21 @@
 """A block server's choices: its options, how many layers it takes, and how fast it says it is."""
 
 import math
+from contextlib import ExitStack
+from types import SimpleNamespace
 
 import pytest
 import torch
 from tiny_models import tiny_dalle, tiny_language_model
 
+from hub_tools.run_files import WEIGHTS_FILE
 from pipelines.serving.blocks.client.distributed_model import local_server
-from pipelines.serving.blocks.layers_offer import layers_that_fit, measured_rate
+from pipelines.serving.blocks.layers_offer import LayersOffer, layers_that_fit, measured_rate
 from pipelines.serving.blocks.spans import stack_shape, tensor_prefixes
 from pipelines.serving.blocks.weights import find_model
 from pipelines.serving.offer import ServingOptions
+from pipelines.swarm.servers.server_record import ServerRecord
+from pipelines.training.peer.joining import hear_nothing
 
 
 @pytest.mark.parametrize(
@@ -58,3 +63,33 @@ def test_a_rate_is_measured_and_all_memory_is_given_back(tmp_path):
     tiny_dalle(tmp_path)
     server = local_server(find_model(str(tmp_path)), range(0, 2))
     assert measured_rate(server) > 0 and server.memory.taken == 0
+
+
+def test_a_server_moves_where_nobody_serves_and_keeps_its_layers_while_others_cannot_be_read(tmp_path):
+    torch.set_num_threads(1)
+    tiny_dalle(tmp_path)
+    snapshot = SimpleNamespace(repository=str(tmp_path), commit=None, run_state=dict(epoch=3))
+    offer = LayersOffer(snapshot, ServingOptions(blocks="auto", weights_gigabytes=1e-9), "cpu")
+    servers = {}
+    place = SimpleNamespace(
+        dht=SimpleNamespace(peer_id=SimpleNamespace(to_base58=lambda: "z")),
+        records=SimpleNamespace(servers=lambda: servers),
+    )
+    chosen = offer.choose(place, hear_nothing)
+    offer.load(hear_nothing)
+    before = offer.record()
+    assert (chosen["first_layer"], chosen["end_layer"], chosen["epoch"]) == (0, 1, 3)
+    assert before["layer_rate"] != chosen["layer_rate"] and offer.revision == chosen["revision"]
+    of_another = dict(peer_id="a", username="", state="online", precision="float32", package_version="")
+    servers[b"other"] = ServerRecord(**before | of_another)
+    assert offer.renew(None) is None, "it moves when it has seen the same twice"
+    weights = tmp_path / WEIGHTS_FILE
+    weights.rename(tmp_path / "away")
+    with pytest.raises(FileNotFoundError):
+        offer.renew(None)
+    assert offer.record() == before and offer.state == "online" and offer.report("online").missing
+    (tmp_path / "away").rename(weights)
+    assert offer.renew(None) is None and offer.renew(None) == dict(epoch=3, layers=[1, 2])
+    assert offer.record()["first_layer"] == 1
+    with ExitStack() as stack:
+        assert [service.name for service in offer.open(stack)] == ["blocks"]
