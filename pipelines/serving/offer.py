@@ -10,6 +10,7 @@ from pipelines.serving.draw.requests import PRECISIONS
 from pipelines.serving.entering import PlaceInSwarm
 from pipelines.swarm.streams.server import Service
 from pipelines.training.peer.joining import Hear
+from pipelines.training.peer.pausing import PauseSwitch
 from pipelines.training.repository.snapshot import RunSnapshot
 
 AUTO = "auto"
@@ -77,31 +78,20 @@ class ServingOptions:
 class Offer(Protocol):
     """What a server computes for others. Made before it enters the swarm: ValueError if it cannot be offered."""
 
-    @property
-    def state(self) -> str:
-        """`online`, `joining` while other weights are loaded, or `draining` while nothing new is taken."""
-
-    @property
-    def revision(self) -> str:
-        """SHA-256 of the weights' file that is served."""
-
     def choose(self, place: PlaceInSwarm, hear: Hear) -> Mapping[str, Any]:
         """Choose what to serve among others; return what a record says of it until it is loaded."""
 
-    def load(self, hear: Hear) -> None:
-        """Load what was chosen; ValueError or OSError if that is not possible."""
+    def open(self, stack: ExitStack, hear: Hear, switch: PauseSwitch) -> list[Service]:
+        """Load what was chosen; return what answers others, until the end of `stack`, and when `switch` is off.
 
-    def open(self, stack: ExitStack) -> list[Service]:
-        """Return the services that answer others, until the end of `stack`."""
+        ValueError or OSError if that is not possible.
+        """
 
     def record(self) -> Mapping[str, Any]:
-        """Return what a server's record says of it."""
+        """Return what a server's record says of it: `joining` while other weights are loaded."""
 
-    def report(self, state: str) -> Any:
+    def report(self) -> Any:
         """Return what the server is doing, a dataclass."""
 
     def renew(self, newest: RunSnapshot | None) -> Mapping[str, Any] | None:
         """Serve a newer checkpoint, if there is one, or what else is better; return what is new, None: nothing."""
-
-    def pause(self, is_paused: bool) -> None:
-        """Stop computing, or go on; called by signal handlers."""

@@ -79,22 +79,21 @@ class ServingPeer:
         looking = threading.Thread(target=self._look, args=(stop,), name="newer checkpoints", daemon=True)
         looking.start()
         while not stop.is_set() and time.monotonic() < deadline:
-            self.announce(state := self.offer.state)
-            yield self.offer.report(state)
+            self.announce(self.offer.record())
+            yield self.offer.report()
             stop.wait(SERVER_SECONDS / 3)
         stop.set()  # where the time is over, too: who leaves looks for nothing
-        self.announce("draining")
+        self.announce({**self.offer.record(), "state": "draining"})
 
-    def announce(self, state: str, served: Mapping[str, Any] | None = None) -> None:
-        """Publish what is served now, or `served`, and whether anything new is taken."""
+    def announce(self, served: Mapping[str, Any]) -> None:
+        """Publish what is served, and whether anything new is taken."""
         self._place.records.publish_server(
             ServerRecord(
                 peer_id=self.peer_id,
                 username=self.username,
-                state=state,
                 precision=self._options.precision,
                 package_version=package_version(),
-                **(self.offer.record() if served is None else served),
+                **served,
             )
         )
 
@@ -111,11 +110,11 @@ class ServingPeer:
                 logger.debug("The newest checkpoint cannot be served.", exc_info=True)
 
     def _look_once(self, stop: threading.Event) -> None:
-        newest = self._watch.newer(self.offer.revision)
+        newest = self._watch.newer(self.offer.record()["revision"])
         if self.found_new_generation:
             stop.set()
         elif (news := self.offer.renew(newest)) is not None and not stop.is_set():
-            self.announce(self.offer.state)
+            self.announce(self.offer.record())
             self._hear("serves", **news)
 
 
@@ -153,9 +152,10 @@ def serve_run(
         peer = ServingPeer(offer, watch, place, options, hear)
         chosen = offer.choose(place, hear)
         hear("loading")
-        peer.announce("joining", chosen)  # others that come meanwhile choose other layers
-        offer.load(hear)
+        peer.announce({**chosen, "state": "joining"})  # others that come meanwhile choose other layers
         loop, run = stack.enter_context(PeerLoop(place.dht)), place.run
+        switch = PauseSwitch()
+        services = offer.open(stack, hear, switch)
         server = StreamServer(
             loop.p2p,
             run.swarm_id,
@@ -163,11 +163,9 @@ def serve_run(
             limits=StreamLimits(streams_per_peer=run.streams_per_peer, streams_per_address=run.streams_per_address),
             upload_limit=None if network.bandwidth_limit_mbit is None else UploadLimit(network.bandwidth_limit_mbit),
         )
-        for service in offer.open(stack):
+        for service in services:
             loop.call(server.offer(service))
         stack.callback(lambda: loop.call(server.leave(SECONDS_TO_FINISH)))
-        switch = PauseSwitch()
-        switch.on_switch = offer.pause
         stop = stack.enter_context(stop_on_signals(switch)) if takes_signals else threading.Event()
         place.admission.on_refusal(stop.set)
         hear("serving", peer=peer, addresses=visible_addresses(place.dht))

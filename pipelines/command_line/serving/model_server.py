@@ -45,7 +45,7 @@ def run_server(
                 status.update(f"{what_entering_asks(values['run'])} {repository}")
             elif event == "serving":
                 peer = values["peer"]
-                report = peer.offer.report("online")
+                report = peer.offer.report()
                 for line in (_drawings if draws else _layers)(repository, chosen, peer, report):
                     console.print(line, soft_wrap=True, highlight=False)
                 told = (
@@ -74,7 +74,7 @@ def run_server(
                 status.update(f"epoch {report.epoch}  {(_drawing if draws else _computing)(peer, report)}")
                 if draws:
                     events.write_report(report)
-    number = {"num_drawn": peer.offer.report("draining").num_drawn} if draws else {}
+    number = {"num_drawn": peer.offer.report().num_drawn} if draws else {}
     events.happened("left", **number)
     done = f": {counted(number['num_drawn'], peer.offer.medium.product)} for others" if draws else ""
     console.print(f"Left {repository}{done}.")

@@ -25,6 +25,7 @@ from pipelines.swarm.streams.askers import Asker
 from pipelines.swarm.streams.quotas import Quota
 from pipelines.swarm.streams.server import Service
 from pipelines.training.peer.joining import Hear
+from pipelines.training.peer.pausing import PauseSwitch
 from pipelines.training.repository.snapshot import RunSnapshot
 
 logger = logging.getLogger(__name__)
@@ -68,34 +69,15 @@ class ServedLayers:
         check_layers(model, layers)
         return cls(model=model, epoch=int((snapshot.run_state or {}).get("epoch", 0)), layers=layers)
 
-    @property
-    def num_layers(self) -> int:
-        """How many the whole model has."""
-        return stack_shape(self.model.config).num_layers
-
-    def span(self, peer: str) -> ServedSpan:
-        """Return what others see of a peer that serves this."""
-        return ServedSpan(
-            peer=peer,
-            start=self.layers.start,
-            end=self.layers.stop,
-            revision=self.model.revision,
-            layers_per_second=self.rate,
-        )
-
 
 class LayersOffer:
     """See `Offer`: consecutive layers."""
 
     def __init__(self, snapshot: RunSnapshot, options: ServingOptions, device: str) -> None:
-        self._options, self._device, self._free, self.state = options, device, free_memory(device), "online"
+        self._options, self._device, self._free, self._state = options, device, free_memory(device), "online"
         self._now = ServedLayers.find(snapshot, options.layers())
+        self._num_layers = stack_shape(self._now.model.config).num_layers
         self._memory = Quota("bytes of caches", per_peer=0, in_all=0)
-
-    @property
-    def revision(self) -> str:
-        """See `Offer.revision`."""
-        return self._now.model.revision
 
     def choose(self, place: PlaceInSwarm, hear: Hear) -> Mapping[str, Any]:
         """See `Offer.choose`."""
@@ -104,19 +86,16 @@ class LayersOffer:
         if self._options.layers() is None:
             hear("choosing")
             length = layers_that_fit(self._now.model, self._room_for_weights())
-            layers = choose_span(self._served(by_others=True), self._now.num_layers, length, ASSUMED_RATE)
+            layers = choose_span(self._served(by_others=True), self._num_layers, length, ASSUMED_RATE)
             self._now = replace(self._now, layers=layers)
         return self.record()
 
-    def load(self, _hear: Hear) -> None:
-        """See `Offer.load`."""
+    def open(self, stack: ExitStack, _hear: Hear, _switch: PauseSwitch) -> list[Service]:
+        """See `Offer.open`: nothing is paused, because clients would lose their caches."""
         model = self._now.model
         size = self._for_others(model.num_bytes(tensor_prefixes(model.config, self._now.layers)))
         self._memory = Quota("bytes of caches", per_peer=int(SHARE_OF_ONE_PEER * size), in_all=size)
         self._service = BlocksService(self._load(self._now))
-
-    def open(self, stack: ExitStack) -> list[Service]:
-        """See `Offer.open`."""
         stack.callback(self._service.close)
         return [self._service]
 
@@ -124,6 +103,7 @@ class LayersOffer:
         """See `Offer.record`."""
         now = self._now
         return dict(
+            state=self._state,
             revision=now.model.revision,
             epoch=now.epoch,
             first_layer=now.layers.start,
@@ -132,16 +112,16 @@ class LayersOffer:
             free_cache_bytes=self._memory.free,
         )
 
-    def report(self, state: str) -> BlockReport:
+    def report(self) -> BlockReport:
         """See `Offer.report`."""
         now = self._now
         return BlockReport(
-            state=state,
+            state=self._state,
             epoch=now.epoch,
             layers=now.layers,
             layers_per_second=now.rate,
             free_cache_bytes=self._memory.free,
-            missing=tuple(holes(self._served(), range(now.num_layers))),
+            missing=tuple(holes(self._served(), range(self._num_layers))),
         )
 
     def renew(self, newest: RunSnapshot | None) -> Mapping[str, Any] | None:
@@ -149,17 +129,14 @@ class LayersOffer:
         if newest is not None:
             better = ServedLayers.find(newest, self._now.layers)
         elif self._options.layers() is None and (moved := self._better_layers()) is not None:
-            better, self.state = replace(self._now, layers=moved), "joining"
+            better, self._state = replace(self._now, layers=moved), "joining"
         else:
             return None
         try:
             self._service.use(self._load(better))
         finally:
-            self.state = "online"
+            self._state = "online"
         return dict(epoch=better.epoch, layers=[better.layers.start, better.layers.stop])
-
-    def pause(self, is_paused: bool) -> None:
-        """See `Offer.pause`: clients would lose their caches; they go on."""
 
     def _load(self, chosen: ServedLayers) -> BlockServer:
         """Read layers, measure them, and remember them as those that are served."""
@@ -170,12 +147,16 @@ class LayersOffer:
 
     def _served(self, *, by_others: bool = False) -> list[ServedSpan]:
         """Return what is served of the same weights, by this peer too unless only others count."""
-        seen = served_spans(self._place.records.servers())
-        others = [span for span in seen if span.revision == self.revision and span.peer != self._peer]
-        return others if by_others else [*others, self._now.span(self._peer)]
+        now, seen = self._now, served_spans(self._place.records.servers())
+        served = [span for span in seen if span.revision == now.model.revision and span.peer != self._peer]
+        if not by_others:
+            start, end, revision = now.layers.start, now.layers.stop, now.model.revision
+            own = ServedSpan(peer=self._peer, start=start, end=end, revision=revision, layers_per_second=now.rate)
+            served.append(own)
+        return served
 
     def _better_layers(self) -> range | None:
-        move = self._watch.should_move(self._served(), self._now.num_layers)
+        move = self._watch.should_move(self._served(), self._num_layers)
         if move is None:
             return None
         logger.info("Moving to layers %d:%d: the slowest gets %.2f times as fast.", move.start, move.end, move.gain)

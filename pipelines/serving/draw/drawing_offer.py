@@ -23,6 +23,7 @@ from pipelines.serving.offer import ServingOptions
 from pipelines.swarm.streams.quotas import Quota
 from pipelines.swarm.streams.server import Service
 from pipelines.training.peer.joining import Hear
+from pipelines.training.peer.pausing import PauseSwitch
 from pipelines.training.repository.snapshot import RunSnapshot
 
 SECONDS_OF_MEASURING = 4.0
@@ -58,24 +59,13 @@ class DrawingOffer:
                 f"{snapshot.repository} makes {self.medium.product}s, and CLIP ranks pictures. Leave out --ranking."
             )
         self._first, self._options, self._device = snapshot, options, device
-        self._ranks: RankService | None = None
-
-    @property
-    def state(self) -> str:
-        """See `Offer.state`."""
-        return "draining" if self.service.engine.is_paused else "online"
-
-    @property
-    def revision(self) -> str:
-        """See `Offer.revision`."""
-        return self.service.checkpoints.current.revision
 
     def choose(self, _place: PlaceInSwarm, _hear: Hear) -> Mapping[str, Any]:
         """See `Offer.choose`: there is nothing to choose."""
         return dict(revision=weights_name(self._first), epoch=(self._first.run_state or {}).get("epoch", 0))
 
-    def load(self, hear: Hear) -> None:
-        """See `Offer.load`."""
+    def open(self, stack: ExitStack, hear: Hear, switch: PauseSwitch) -> list[Service]:
+        """See `Offer.open`."""
         options, first = self._options, self._load(self._first)
         ranking = None
         if options.ranks:
@@ -86,25 +76,22 @@ class DrawingOffer:
         self.rate = min(rate, options.most_codes_per_second or rate)
         memory = memory_for_others(options.memory_gigabytes, free_memory(self._device))
         room = drawing_room(first.parts.model, memory)
-        engine = DrawEngine(most_codes_per_second=options.most_codes_per_second)
+        engine = stack.enter_context(DrawEngine(most_codes_per_second=options.most_codes_per_second))
+        switch.on_switch = engine.pause
         checkpoints = ServedCheckpoints(first, options.precision)
         self.service = DrawService(checkpoints, engine, room, self._places("candidates"))
-        if ranking is not None:
-            places = self._places("candidates to rank")
-            self._ranks = RankService(clip_name(ranking.processor), ranking, places, lambda: engine.is_paused)
-
-    def open(self, stack: ExitStack) -> list[Service]:
-        """See `Offer.open`."""
-        stack.enter_context(self.service.engine)
-        if self._ranks is None:
+        if ranking is None:
             return [self.service]
-        stack.callback(self._ranks.close)
-        return [self.service, self._ranks]
+        places = self._places("candidates to rank")
+        ranks = RankService(clip_name(ranking.processor), ranking, places, lambda: engine.is_paused)
+        stack.callback(ranks.close)
+        return [self.service, ranks]
 
     def record(self) -> Mapping[str, Any]:
         """See `Offer.record`."""
         current, service = self.service.checkpoints.current, self.service
         return dict(
+            state="draining" if service.engine.is_paused else "online",
             revision=current.revision,
             epoch=current.epoch,
             draw_rate=float(self.rate),
@@ -113,16 +100,13 @@ class DrawingOffer:
             ranks=self._options.ranks,
         )
 
-    def report(self, state: str) -> ServingReport:
+    def report(self) -> ServingReport:
         """See `Offer.report`."""
-        service = self.service
+        record = self.record()
         return ServingReport(
-            state=state,
-            epoch=service.checkpoints.current.epoch,
+            **{name: record[name] for name in ("state", "epoch", "num_drawn", "free_places")},
             codes_per_second=self.rate,
-            num_drawn=service.engine.num_drawn,
-            num_askers=service.places.num_peers,
-            free_places=service.places.free,
+            num_askers=self.service.places.num_peers,
         )
 
     def renew(self, newest: RunSnapshot | None) -> Mapping[str, Any] | None:
@@ -132,10 +116,6 @@ class DrawingOffer:
             checkpoints.replace(self._load(newest))
         checkpoints.drop_unused()
         return None if newest is None else dict(epoch=checkpoints.current.epoch)
-
-    def pause(self, is_paused: bool) -> None:
-        """See `Offer.pause`."""
-        self.service.engine.pause(is_paused)
 
     def _load(self, snapshot: RunSnapshot) -> ServedCheckpoint:
         folder, precision = snapshot.download_signed(MODEL_FILES), self._options.precision

@@ -16,6 +16,7 @@ from pipelines.serving.blocks.weights import find_model
 from pipelines.serving.offer import ServingOptions
 from pipelines.swarm.servers.server_record import ServerRecord
 from pipelines.training.peer.joining import hear_nothing
+from pipelines.training.peer.pausing import PauseSwitch
 
 
 @pytest.mark.parametrize(
@@ -76,20 +77,20 @@ def test_a_server_moves_where_nobody_serves_and_keeps_its_layers_while_others_ca
         records=SimpleNamespace(servers=lambda: servers),
     )
     chosen = offer.choose(place, hear_nothing)
-    offer.load(hear_nothing)
+    with ExitStack() as stack:
+        (service,) = offer.open(stack, hear_nothing, PauseSwitch())
     before = offer.record()
     assert (chosen["first_layer"], chosen["end_layer"], chosen["epoch"]) == (0, 1, 3)
-    assert before["layer_rate"] != chosen["layer_rate"] and offer.revision == chosen["revision"]
-    of_another = dict(peer_id="a", username="", state="online", precision="float32", package_version="")
+    assert before["layer_rate"] != chosen["layer_rate"] and before["revision"] == chosen["revision"]
+    of_another = dict(peer_id="a", username="", precision="float32", package_version="")
     servers[b"other"] = ServerRecord(**before | of_another)
     assert offer.renew(None) is None, "it moves when it has seen the same twice"
     weights = tmp_path / WEIGHTS_FILE
     weights.rename(tmp_path / "away")
     with pytest.raises(FileNotFoundError):
         offer.renew(None)
-    assert offer.record() == before and offer.state == "online" and offer.report("online").missing
+    assert offer.record() == before and before["state"] == "online" and offer.report().missing
     (tmp_path / "away").rename(weights)
     assert offer.renew(None) is None and offer.renew(None) == dict(epoch=3, layers=[1, 2])
     assert offer.record()["first_layer"] == 1
-    with ExitStack() as stack:
-        assert [service.name for service in offer.open(stack)] == ["blocks"]
+    assert service.about()["span"] == [1, 2]
