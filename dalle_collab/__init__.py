@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from pipelines.generation.installed_pipeline import InstalledTextToImagePipeline
     from pipelines.generation.text_to_image import RankedImage
     from pipelines.serving.blocks.client.distributed_model import DistributedModel as DistributedModel
-    from pipelines.serving.blocks.client.joining import join_as_client as connect
-    from pipelines.serving.blocks.hosting import BlockReport
-    from pipelines.serving.draw.serving_run import ServingReport
+    from pipelines.serving.blocks.client.stream_swarm import join_as_client as connect
+    from pipelines.serving.blocks.layers_offer import BlockReport
+    from pipelines.serving.draw.drawing_offer import ServingReport
     from pipelines.swarm.network_options import NetworkOptions as NetworkOptions
     from pipelines.training.peer.collaborating import collaborate as collaborate
     from pipelines.training.peer.reports import StepReport
@@ -51,7 +51,7 @@ _PLACES = {
     "NetworkOptions": "pipelines.swarm.network_options:NetworkOptions",
     "TrainingRun": "pipelines.training.run.training_run:TrainingRun",
     "collaborate": "pipelines.training.peer.collaborating:collaborate",
-    "connect": "pipelines.serving.blocks.client.joining:join_as_client",
+    "connect": "pipelines.serving.blocks.client.stream_swarm:join_as_client",
     "publish_dataset": "hub_tools.publishing.dataset_publishing:publish_dataset",
     "publish_folder": "hub_tools.publishing.folder_publishing:publish_folder",
 }
@@ -195,7 +195,8 @@ def serve(
         AdmissionRefusedError: the run's authority does not admit this user, or no longer does.
         ConnectionError: the Hub, the authority or the swarm cannot be reached.
     """
-    from pipelines.serving.draw.serving_run import ServingOptions, serve_run
+    from pipelines.serving.offer import ServingOptions
+    from pipelines.serving.serving_run import serve_run
     from pipelines.swarm.network_options import NetworkOptions
 
     options = ServingOptions(device=device, max_hours=max_hours)
@@ -224,11 +225,12 @@ def serve_layers(
         AdmissionRefusedError: the run's authority does not admit this user, or no longer does.
         ConnectionError: the Hub, the authority or the swarm cannot be reached.
     """
-    from pipelines.serving.blocks.hosting import BlockOptions, serve_blocks
+    from pipelines.serving.offer import ServingOptions
+    from pipelines.serving.serving_run import serve_run
     from pipelines.swarm.network_options import NetworkOptions
 
-    options = BlockOptions(blocks=layers, device=device, max_hours=max_hours)
-    with _one_line(), serve_blocks(repository, network=network or NetworkOptions(), options=options) as (server, stop):
+    options = ServingOptions(blocks=layers, device=device, max_hours=max_hours)
+    with _one_line(), serve_run(repository, network=network or NetworkOptions(), options=options) as (server, stop):
         yield from server.follow(stop)
 
 

@@ -1,7 +1,7 @@
 """`dalle-collab serve`: draw a run's pictures or write its texts for others, or compute some of its layers."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -66,7 +66,7 @@ def serve(
 
       dalle-collab serve my-org/birds --blocks 0:16
     """
-    from pipelines.command_line.serving.drawing_server import run_drawing_server
+    from pipelines.command_line.serving.model_server import run_server
     from pipelines.command_line.terminal.peer_events import EventFile
     from pipelines.swarm.network_options import NetworkOptions
 
@@ -79,7 +79,12 @@ def serve(
         bandwidth_limit_mbit=bandwidth_limit,
         startup_timeout_seconds=startup_timeout,
     )
-    options: dict[str, Any] = dict(
+    if blocks is not None and (max_codes_per_second is not None or http is not None or ranking):
+        raise ValueError(
+            "--max-codes-per-second, --ranking and --http are about drawings and have no effect on --blocks."
+        )
+    options = dict(
+        blocks=blocks,
         device=device,
         precision=precision,
         cpu_threads=cpu_threads,
@@ -90,14 +95,4 @@ def serve(
         max_hours=max_hours,
         name=name,
     )
-    if blocks is None:
-        run_drawing_server(repository, network, options, events=EventFile(events), http=http)
-        return
-    if max_codes_per_second is not None or http is not None or ranking:
-        raise ValueError(
-            "--max-codes-per-second, --ranking and --http are about drawings and have no effect on --blocks."
-        )
-    from pipelines.command_line.serving.block_server import run_block_server
-
-    del options["most_codes_per_second"], options["ranks"]
-    run_block_server(repository, network, options | {"blocks": blocks}, events=EventFile(events))
+    run_server(repository, network, options, events=EventFile(events), http=http)

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import httpx2
 
@@ -19,9 +20,10 @@ from pipelines.swarm.servers.complaints import MOST_COMPLAINTS, ComplaintsRecord
 from pipelines.swarm.servers.server_list import ask_for_servers
 from pipelines.swarm.servers.server_record import ServerRecord
 from pipelines.swarm.servers.visiting import Visitor
+from pipelines.swarm.streams.asking import open_conversation
+from pipelines.swarm.streams.conversation import Conversation
 from pipelines.swarm.streams.introductions import Introductions, Stranger
 from pipelines.swarm.streams.peer_loop import PeerLoop
-from pipelines.swarm.streams.server import StreamLimits
 from pipelines.training.peer.joining import admitted, hub_username
 from pipelines.training.repository.snapshot import RunSnapshot
 from pipelines.training.run.training_run import TrainingRun
@@ -51,20 +53,13 @@ class PlaceInSwarm:
     admission: PeerAdmission
     records: SwarmRecords
 
-    @property
-    def namespace(self) -> str:
-        """What the names of this run's services begin with."""
-        return self.run.swarm_id
-
     def introductions(self) -> Introductions:
         """Return how this peer introduces itself in conversations, and whom it answers."""
         return Introductions(self.admission, admits_everybody=self.run.who_may_draw == "everybody")
 
-    def stream_limits(self) -> StreamLimits:
-        """Return what the organiser lets others have of a server's streams."""
-        return StreamLimits(
-            streams_per_peer=self.run.streams_per_peer, streams_per_address=self.run.streams_per_address
-        )
+    def username(self, chosen: str | None = None) -> str:
+        """Return what others see: what the run's authority says, or in an open run what was chosen, or the Hub's."""
+        return self.admission.username if self.admission.has_authority else chosen or hub_username()
 
 
 @contextlib.contextmanager
@@ -93,11 +88,6 @@ def entered_swarm(run: TrainingRun, repository: str, network: NetworkOptions) ->
         yield PlaceInSwarm(run=run, dht=dht, admission=admission, records=records)
 
 
-def open_loop(place: PlaceInSwarm) -> PeerLoop:
-    """Return the event loop for this peer's streams, to be entered after all else that forks."""
-    return PeerLoop(place.dht)
-
-
 @dataclass(frozen=True, kw_only=True)
 class AskingPlace:
     """What who asks needs of a run's swarm, as a member of it or as a stranger."""
@@ -113,6 +103,10 @@ class AskingPlace:
 
     complain: Callable[[Sequence[ServerComplaint]], None]
     """Publish what was found of servers; nothing of a stranger, who has no voice in the swarm."""
+
+    async def open(self, peer: str, service: str, **limits: Any) -> tuple[Conversation, Mapping[str, Any]]:
+        """Open a conversation with a peer about a service; see `open_conversation`."""
+        return await open_conversation(self.loop.p2p, peer, self.namespace, service, self.introductions, **limits)
 
 
 @contextlib.contextmanager
@@ -135,10 +129,10 @@ def place_to_ask(run: TrainingRun, repository: str, network: NetworkOptions) -> 
 
 @contextlib.contextmanager
 def _joined(place: PlaceInSwarm) -> Iterator[AskingPlace]:
-    with open_loop(place) as loop:
+    with PeerLoop(place.dht) as loop:
         yield AskingPlace(
             loop=loop,
-            namespace=place.namespace,
+            namespace=place.run.swarm_id,
             introductions=place.introductions(),
             servers=place.records.servers,
             names_users=place.admission.has_authority,
@@ -165,7 +159,7 @@ def _complain(place: PlaceInSwarm, complaints: Sequence[ServerComplaint]) -> Non
         place.records.publish_complaints(
             ComplaintsRecord(
                 peer_id=place.dht.peer_id.to_base58(),
-                username=place.admission.username if place.admission.has_authority else hub_username(),
+                username=place.username(),
                 complaints=list(complaints)[-MOST_COMPLAINTS:],
             )
         )

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from pipelines.serving.blocks.client.distributed_model import DistributedModel
-from pipelines.serving.blocks.client.joining import join_as_client
+from pipelines.serving.blocks.client.stream_swarm import join_as_client
 from pipelines.swarm.network_options import NetworkOptions
 from pipelines.training.peer.process_group import guard_process_group
 

@@ -14,7 +14,8 @@ from support_files import SUPPORT
 from pipelines.chaos.faults.link_proxy import LinkLimits, LinkProxy
 from pipelines.demo.running.event_files import read_events
 from pipelines.serving.blocks.client.stream_swarm import StreamSwarm
-from pipelines.serving.blocks.routing import ServedSpan
+from pipelines.serving.entering import AskingPlace
+from pipelines.swarm.servers.server_record import ServerRecord
 from pipelines.swarm.streams.introductions import Introductions
 from pipelines.swarm.streams.peer_loop import PeerLoop
 
@@ -40,10 +41,10 @@ class ServingPeer:
         self.addresses, self.peer = ready["addresses"], ready["peer"]
         self.revision = ready["revision"]
 
-    def span(self) -> ServedSpan:
-        return ServedSpan(
-            peer=self.peer, start=self.layers.start, end=self.layers.stop, revision=self.revision,
-            layers_per_second=self.rate,
+    def record(self) -> ServerRecord:
+        return ServerRecord(
+            peer_id=self.peer, username=self.name, state="online", revision=self.revision, epoch=0, precision="float32",
+            package_version="", first_layer=self.layers.start, end_layer=self.layers.stop, layer_rate=self.rate,
         )  # fmt: skip
 
     def signal(self, number: int) -> None:
@@ -87,7 +88,12 @@ def client_of(peers: dict[str, ServingPeer]) -> Iterator[StreamSwarm]:
     """Connect to the servers, whose spans are known without records."""
     addresses = [address for peer in peers.values() for address in peer.addresses]
     with PeerLoop(OwnDaemon(addresses)) as loop:
-        swarm = StreamSwarm(loop, NAMESPACE, Introductions(None), lambda: [peer.span() for peer in peers.values()])
+        place = AskingPlace(
+            loop=loop, namespace=NAMESPACE, introductions=Introductions(None), names_users=False,
+            servers=lambda: {peer.peer.encode(): peer.record() for peer in peers.values()},
+            complain=lambda complaints: None,
+        )  # fmt: skip
+        swarm = StreamSwarm(place)
         try:
             yield swarm
         finally:

@@ -46,7 +46,7 @@ def draw_again_and_again(repository: str, events: Any) -> None:
 def compute_again_and_again(repository: str, events: Any) -> None:
     """Draw across block servers; write whether the codes are those of this machine, and which layers are missing."""
     from pipelines.serving.blocks.client.distributed_model import DistributedModel
-    from pipelines.serving.blocks.client.joining import join_as_client
+    from pipelines.serving.blocks.client.stream_swarm import join_as_client
     from pipelines.serving.blocks.routing import NoChainError
     from pipelines.swarm.streams.refusals import PeerGoneError
 

@@ -29,8 +29,10 @@ def main(repository: str, events: str, host: str) -> None:
     """Serve until the process is killed; everything but the weights is as an honest server has it."""
     from hub_tools.endpoint import prepare_hub_client
     from pipelines.chaos.chaotic_peer import EventLog
-    from pipelines.serving.draw import serving_run
+    from pipelines.serving.draw import drawing_offer
     from pipelines.serving.draw.checkpoints import load_served
+    from pipelines.serving.offer import ServingOptions
+    from pipelines.serving.serving_run import serve_run
     from pipelines.swarm.network_options import NetworkOptions
     from pipelines.training.peer.process_group import guard_process_group
 
@@ -42,16 +44,16 @@ def main(repository: str, events: str, host: str) -> None:
         served.parts.model.load_state_dict(with_noise(served.parts.model, NOISE, seed=0).state_dict())
         return served
 
-    serving_run.load_served = load_falsely  # type: ignore[attr-defined]  # imported there by name
+    drawing_offer.load_served = load_falsely  # type: ignore[attr-defined]  # imported there by name
     log = EventLog(Path(events))
 
     def hear(event: str, **values: Any) -> None:
         log.write(event, **({"peer": values["peer"].peer_id} if event == "serving" else {}))
 
     network = NetworkOptions(host_addresses=(host,), startup_timeout_seconds=240.0)
-    options = serving_run.ServingOptions(device="cpu", cpu_threads=1, name="liar")
-    with serving_run.serve_run(repository, network=network, options=options, hear=hear, takes_signals=True) as served:
-        for _ in served[0].follow(served[1]):
+    options = ServingOptions(device="cpu", cpu_threads=1, name="liar")
+    with serve_run(repository, network=network, options=options, hear=hear, takes_signals=True) as (peer, stop):
+        for _ in peer.follow(stop):
             pass
 
 

@@ -29,7 +29,7 @@ def model_across_blocks(
     """
     console = become_worker()
     from pipelines.serving.blocks.client.distributed_model import DistributedModel
-    from pipelines.serving.blocks.client.joining import join_as_client
+    from pipelines.serving.blocks.client.stream_swarm import join_as_client
 
     with console.status(f"Entering the swarm of {repository}") as status, join_as_client(repository) as swarm:
         status.update("Reading the embeddings and the head")

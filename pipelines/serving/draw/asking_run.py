@@ -25,7 +25,6 @@ from pipelines.serving.entering import place_to_ask, weights_name
 from pipelines.swarm.network_options import NetworkOptions
 from pipelines.swarm.servers.complaints import ServerComplaint
 from pipelines.swarm.servers.server_record import ServerRecord
-from pipelines.swarm.streams.asking import open_conversation
 from pipelines.swarm.streams.conversation import Conversation
 from pipelines.training.peer.joining import Hear, hear_nothing
 from pipelines.training.repository.key_list import TrustedKeys
@@ -114,11 +113,8 @@ def open_studio(
             model = _model_of(repository, snapshot, device)
             auditing = DrawingAudits(model, precision, avoided, share=share_audited)
 
-        async def open_service(peer: str, service: str = SERVICE) -> tuple[Conversation, Mapping[str, Any]]:
-            return await open_conversation(place.loop.p2p, peer, place.namespace, service, place.introductions)
-
         async def open_stream(peer: str) -> Conversation:
-            return (await open_service(peer))[0]
+            return (await place.open(peer, SERVICE))[0]
 
         def servers() -> list[DrawingServer]:
             return drawing_servers(place.servers(), names_users=place.names_users)
@@ -144,7 +140,7 @@ def open_studio(
         async def rank(caption: str, codes: Tensor, on_progress: OnRanked | None = None) -> Ranking:
             return await ranking_of(
                 await asyncio.to_thread(servers),
-                partial(open_service, service=RANK_SERVICE),
+                partial(place.open, service=RANK_SERVICE),
                 clip_name(processor),
                 caption,
                 codes,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from hub_tools.run_files import WEIGHTS_FILE
 from pipelines.serving.draw.media.medium import Medium, Parts
-from pipelines.serving.draw.requests import PRECISIONS, Wish, tokenizer_name
+from pipelines.serving.draw.requests import Wish, tokenizer_name
 from pipelines.swarm.streams.refusals import Refusal
 from pipelines.training.repository.manifest import digest_file
 
@@ -34,8 +34,6 @@ class ServedCheckpoint:
 
 def load_served(folder: Path, name: str, medium: Medium, *, precision: str, device: str) -> ServedCheckpoint:
     """Load a checkpoint from its folder; raises as `Medium.load`."""
-    if precision not in PRECISIONS:
-        raise ValueError(f"precision is {precision!r}, expected one of {', '.join(PRECISIONS)}.")
     parts = medium.load(folder, precision=precision, device=device)
     revision = digest_file(folder / WEIGHTS_FILE).sha256
     logger.debug("Loaded epoch %s of %s in %s.", parts.epoch, name, precision)

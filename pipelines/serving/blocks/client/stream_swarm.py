@@ -1,24 +1,26 @@
-"""Servers that are found by their records and reached over streams."""
+"""Entering a run's swarm to use the layers that others serve, who are found by their records."""
 
 import asyncio
 import contextlib
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 
 from pipelines.serving.avoided import AvoidedServers
+from pipelines.serving.blocks.discovery import served_spans
 from pipelines.serving.blocks.routing import ServedSpan
 from pipelines.serving.blocks.service import MOST_MESSAGE_BYTES, SERVICE_NAME
 from pipelines.serving.blocks.sessions import Answer
-from pipelines.swarm.streams.asking import open_conversation
+from pipelines.serving.entering import AskingPlace, place_to_ask
+from pipelines.swarm.network_options import NetworkOptions
 from pipelines.swarm.streams.conversation import STEPS_OF_SILENCE, Conversation, silence_seconds
-from pipelines.swarm.streams.introductions import Introductions
 from pipelines.swarm.streams.peer_loop import PeerLoop
 from pipelines.swarm.streams.refusals import PeerGoneError
+from pipelines.training.repository.snapshot import RunSnapshot
 
 OPEN_SECONDS = 5.0
 NEWEST = 0.3
@@ -32,20 +34,9 @@ STALL_SECONDS = 60.0
 class StreamSwarm:
     """The servers of a run; see `Swarm`. Methods may be called from any thread but the loop's."""
 
-    def __init__(
-        self,
-        loop: PeerLoop,
-        namespace: str,
-        introductions: Introductions,
-        find: Callable[[], Sequence[ServedSpan]],
-        *,
-        avoided: AvoidedServers | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """`find` reads the records, which may take a while; what it returned is used until it returns again."""
-        self.avoided = avoided or AvoidedServers()
-        self._loop, self._namespace, self._introductions = loop, namespace, introductions
-        self._find, self._clock = find, clock
+    def __init__(self, place: AskingPlace, *, avoided: AvoidedServers | None = None) -> None:
+        """Reading `place.servers` may take a while; what it returned is used until it returns again."""
+        self.avoided, self._place = avoided or AvoidedServers(), place
         self._links: weakref.WeakSet[StreamLink] = weakref.WeakSet()
         self._lock = threading.Lock()
         self._found: Sequence[ServedSpan] = ()
@@ -54,9 +45,9 @@ class StreamSwarm:
     def served(self) -> Sequence[ServedSpan]:
         """See `Swarm.served`."""
         with self._lock:
-            is_old = self._clock() - self._read_at >= SECONDS_BETWEEN_READINGS
+            is_old = time.monotonic() - self._read_at >= SECONDS_BETWEEN_READINGS
             if is_old:
-                self._read_at = self._clock()
+                self._read_at = time.monotonic()
         if is_old and self._found:  # who has just lost a server does not wait for records
             threading.Thread(target=self._read_again, daemon=True, name="servers").start()
         elif not self._found:
@@ -68,20 +59,13 @@ class StreamSwarm:
             self._read()
 
     def _read(self) -> None:
-        self._found = self._find()
+        self._found = served_spans(self._place.servers(), names_users=self._place.names_users)
 
     def connect(self, peer: str) -> "StreamLink":
         """See `Swarm.connect`."""
-        opening = open_conversation(
-            self._loop.p2p,
-            peer,
-            self._namespace,
-            SERVICE_NAME,
-            self._introductions,
-            most_tensor_bytes=MOST_MESSAGE_BYTES,
-            open_seconds=OPEN_SECONDS,
-        )
-        link = StreamLink(self._loop, *self._loop.call(opening))
+        limits = dict(most_tensor_bytes=MOST_MESSAGE_BYTES, open_seconds=OPEN_SECONDS)
+        opening = self._place.open(peer, SERVICE_NAME, **limits)
+        link = StreamLink(self._place.loop, *self._place.loop.call(opening))
         self._links.add(link)
         return link
 
@@ -89,6 +73,25 @@ class StreamSwarm:
         """Close all streams, those of generations too."""
         for link in list(self._links):
             link.close()
+
+
+@contextlib.contextmanager
+def join_as_client(
+    repository: str, network: NetworkOptions = NetworkOptions(client_mode=True)
+) -> Iterator[StreamSwarm]:
+    """Be a client of the run's servers for the duration of the block; the first thing in a process: hivemind forks.
+
+    Raises:
+        ValueError: there is no such run, or it has no entry address.
+        AdmissionRefusedError: the run's authority does not admit this user.
+        ConnectionError: the Hub, the authority or the swarm cannot be reached.
+    """
+    with place_to_ask(RunSnapshot.read(repository).run_to_enter, repository, network) as place:
+        swarm = StreamSwarm(place, avoided=AvoidedServers.of_run(repository))
+        try:
+            yield swarm
+        finally:
+            swarm.close()
 
 
 class StreamLink:

@@ -10,10 +10,10 @@ import torch
 from tiny_run_parts import TEXT_LENGTH, tiny_model
 
 from modeling_dalle_collab.sampling_dalle_collab import SamplingOptions
+from pipelines.serving.draw.drawing_offer import drawing_room
 from pipelines.serving.draw.engine import MOST_JOBS_AT_ONCE, DrawEngine, Job
 from pipelines.serving.draw.media.choice import medium_of
 from pipelines.serving.draw.requests import DrawRequest, Wish
-from pipelines.serving.draw.serving_run import drawing_room
 from pipelines.swarm.streams.askers import Asker
 from pipelines.swarm.streams.refusals import Refusal
 

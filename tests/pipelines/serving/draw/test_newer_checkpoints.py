@@ -5,26 +5,43 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tiny_run_parts import tiny_model
 
-from pipelines.serving.draw.serving_run import DrawingPeer, ServingOptions
+from pipelines.serving.offer import ServingOptions
+from pipelines.serving.serving_run import ServingPeer
+
+SHA = "a" * 64
 
 
-class Looks:
+class Watch:
     """What each look meets, in turn: an error, nothing new, or a newer checkpoint."""
 
-    look_seconds, found_new_generation = 0.0, False
+    found_new_generation = False
 
-    def __init__(self, script, stop):
-        self._script, self._stop = list(script), stop
+    def __init__(self, script):
+        self._script = list(script)
 
-    def newer(self, current):
+    def newer(self, revision):
+        assert revision == SHA
         what = self._script.pop(0)
-        if not self._script:
-            self._stop.set()
         if isinstance(what, Exception):
             raise what
         return what
+
+
+class Offer:
+    """Serves every checkpoint that is found."""
+
+    def __init__(self):
+        self.epoch = 6
+
+    def record(self):
+        return dict(state="online", revision=SHA, epoch=self.epoch)
+
+    def renew(self, newest):
+        if newest is None:
+            return None
+        self.epoch = newest
+        return dict(epoch=newest)
 
 
 @pytest.mark.parametrize(
@@ -32,28 +49,21 @@ class Looks:
     [torch.OutOfMemoryError("CUDA out of memory"), OSError("the Hub is away"), MemoryError(), KeyError("weights")],
 )
 def test_a_checkpoint_that_cannot_be_loaded_ends_no_later_look(error, caplog):
-    stop, taken, heard = threading.Event(), [], []
-    newest = SimpleNamespace(epoch=7)
-    checkpoints = SimpleNamespace(
-        current=SimpleNamespace(parts=SimpleNamespace(model=tiny_model(32))),
-        drop_unused=lambda: None,
-        replace=taken.append,
-    )
+    stop, published, heard = threading.Event(), [], []
+
+    def hear(event, **values):
+        heard.append((event, values))
+        stop.set()
+
     place = SimpleNamespace(
         dht=SimpleNamespace(peer_id=SimpleNamespace(to_base58=lambda: "peer")),
-        admission=SimpleNamespace(has_authority=True, username="ann"),
+        username=lambda chosen: "ann",
+        records=SimpleNamespace(publish_server=published.append),
     )
-    peer = DrawingPeer(
-        "org/run",
-        SimpleNamespace(checkpoints=checkpoints),
-        place,
-        1.0,
-        Looks([error, error, None, newest], stop),
-        ServingOptions(),
-        lambda event, **values: heard.append((event, values)),
-    )
+    watch = Watch([error, error, None, 7])
+    peer = ServingPeer(Offer(), watch, place, ServingOptions(look_seconds=1e-3), hear)
     looking = threading.Thread(target=peer._look, args=(stop,), daemon=True)
     looking.start()
     looking.join(60)
-    assert taken == [newest] and heard == [("serves", {"epoch": 7})]
+    assert heard == [("serves", {"epoch": 7})] and [record.epoch for record in published] == [7]
     assert caplog.text.count("cannot be served, the old one goes on") == 2
