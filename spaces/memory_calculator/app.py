@@ -16,8 +16,8 @@ from pipelines.pages.own_pages import own_pages_only
 from pipelines.pages.page_style import PAGE_STYLE
 
 INTRODUCTION = """# Training memory calculator
-What one training step needs, on each GPU and in RAM. The figures follow from formulas that are
-checked against the memory of real models; attention is PyTorch's fused one, as transformers uses it."""
+What one training step needs, on each GPU and in RAM. The tensors of a step of the model are counted,
+without running it; attention is PyTorch's fused one, as transformers uses it."""
 
 
 def build_interface(run: str) -> gr.Blocks:

@@ -5,10 +5,9 @@ any machine. Writes the results file and the table of docs/memory_estimate.md.
 """
 
 import argparse
-import dataclasses
 from pathlib import Path
 
-from measured_models import build_known_model, measure_known_model, measure_our_model
+from measured_models import build_known_model, measure_known_model, measure_our_model, without_dropout
 from measurement import Row, write_results
 from memory_measurement import MeasuredStep
 from rich.console import Console
@@ -16,9 +15,7 @@ from torch._subclasses import FakeTensorMode
 from transformers import masking_utils
 
 from pipelines.memory_estimate.estimate import estimate_training_memory
-from pipelines.memory_estimate.model_presets import MODEL_PRESETS
-from pipelines.memory_estimate.models.dalle_collab_sizes import DalleCollabSizes
-from pipelines.memory_estimate.models.transformer_sizes import TransformerSizes
+from pipelines.memory_estimate.model_presets import DEFAULT_POSITIONS, MODEL_PRESETS, ModelSizes, figures_of
 from pipelines.memory_estimate.settings import MemorySettings, MemorySplit
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "memory_estimate.md"
@@ -28,12 +25,10 @@ OURS = {"our model": {}, "our model, 256 codes": {"codebook_size": 16384, "image
 OUR_STEPS = (("reversible", 1), ("reversible", 4), ("partial", 1), ("none", 1), ("none", 4), ("checkpoint", 4))
 
 
-def compare_known_model(name: str, sizes: TransformerSizes) -> list[tuple[str, str, MemorySplit, MeasuredStep]]:
+def compare_known_model(name: str, sizes: ModelSizes) -> list[tuple[str, str, MemorySplit, MeasuredStep]]:
     """Compare float32, autocast and checkpointed steps."""
-    sequence = sizes.max_sequence_length
+    sequence = figures_of(sizes).num_positions or DEFAULT_POSITIONS
     cases = [("fp32", "none"), ("bf16", "none"), ("fp32", "checkpoint")]
-    if sizes.family == "t5":
-        cases = cases[:1]  # transformers' T5 keeps parts of an autocast step in float32
     found = []
     for precision, recompute in cases:
         with FakeTensorMode():
@@ -42,27 +37,20 @@ def compare_known_model(name: str, sizes: TransformerSizes) -> list[tuple[str, s
                 model.activation_checkpointing_enable()
             step = measure_known_model(model, batch=1, sequence=sequence, autocast=precision == "bf16")
         settings = MemorySettings(precision=precision, recompute=recompute, optimizer="sgd")
-        estimate = estimate_training_memory(dataclasses.replace(sizes, has_dropout=False), settings).gpu
+        estimate = estimate_training_memory(without_dropout(sizes), settings).gpu
         found.append((name, f"{precision}, {recompute}, 1 x {sequence}", estimate, step))
     return found
 
 
 def compare_our_model(name: str) -> list[tuple[str, str, MemorySplit, MeasuredStep]]:
     """Compare steps of our model at the paper's size, with one of two codecs."""
-    found, sizes = [], DalleCollabSizes(**OURS[name])
+    found, sizes = [], ModelSizes.of(dict(model_type="dalle_collab") | OURS[name])
     for recompute, batch in OUR_STEPS:
         step = measure_our_model(OURS[name], batch=batch, recompute=recompute, fake=True)
         settings = MemorySettings(micro_batch_size=batch, recompute=recompute, optimizer="sgd", device="cpu")
         estimate = estimate_training_memory(sizes, settings).ram
-        found.append((name, f"fp32, {recompute}, {batch} x {sizes.num_positions - 1}", estimate, step))
+        found.append((name, f"fp32, {recompute}, {batch} x {figures_of(sizes).num_positions}", estimate, step))
     return found
-
-
-def has_transformers_model(sizes: object) -> bool:
-    """Tell whether transformers builds a model of these sizes: its GPT heads share the width evenly."""
-    return isinstance(sizes, TransformerSizes) and (
-        sizes.family not in ("gpt2", "gptj") or sizes.num_heads * sizes.head_size == sizes.hidden_size
-    )
 
 
 def table_line(name: str, settings: str, estimate: MemorySplit, step: MeasuredStep) -> str:
@@ -83,7 +71,7 @@ def main() -> None:
     quick = parser.parse_args().quick
     found = [item for name in OURS for item in compare_our_model(name)]
     for name, sizes in MODEL_PRESETS.items():
-        if has_transformers_model(sizes) and (not quick or name in QUICK):
+        if not sizes.is_ours and (not quick or name in QUICK):
             found += compare_known_model(name, sizes)
             Console(stderr=True).print(f"{name} done")
     rows = [

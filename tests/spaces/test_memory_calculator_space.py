@@ -32,7 +32,7 @@ def ask(client, *, model="GPT-2 S", repository="", micro_batch=4, machine=None):
 def test_the_bundle_holds_the_estimate_and_nothing_heavy(bundle):
     files = {str(path.relative_to(bundle)) for path in bundle.rglob("*.py")}
     assert {"app.py", "pipelines/memory_estimate/estimate.py"} <= files
-    assert not [file for file in files if file.startswith(("modeling_dalle_collab", "pipelines/generation"))]
+    assert not [file for file in files if file.startswith("pipelines/generation")]
     assert "pipelines/training/peer/training_peer.py" not in files
 
 
