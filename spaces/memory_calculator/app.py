@@ -105,6 +105,8 @@ def _inputs() -> list[gr.components.Component]:
 
 def main() -> None:
     """Start the Space with the settings of the environment."""
+    import pipelines.memory_estimate.architectures  # noqa: F401  # the first model of the Hub then waits for no library
+
     prepare_hub_client()
     interface = build_interface(os.environ.get("RUN", "ORG/RUN")).queue(max_size=64)
     interface.launch(css=PAGE_STYLE + STYLE, app_kwargs=own_pages_only(os.environ))

@@ -213,7 +213,7 @@ def test_the_command_for_joining_is_one_that_the_program_knows():
         (dict(), "is of type 'None'"),
         (dict(model_type="gpt2", n_embd=-5, n_head=2, n_layer=2), "do not fit together"),
         (dict(model_type="gpt2", n_embd=10**20, n_head=2), "n_embd is 1000"),
-        (dict(model_type="dalle_collab", attention_pattern="row"), "attention"),
+        (dict(model_type="dalle_collab", attention_pattern="row"), "Attention kind 'r' is unknown"),
         (dict(model_type="dalle_collab", hidden_size="wide"), "hidden_size"),
     ],
 )
