@@ -32,7 +32,7 @@ from hub_tools.checks import check_model_sizes
 from hub_tools.one_line_errors import explain_error
 from modeling_dalle_collab import DalleCollabConfig, DalleCollabForConditionalGeneration
 from modeling_dalle_collab.attention_dalle_collab import DENSE_MAX_POSITIONS, AttentionTables
-from pipelines.memory_estimate.counted_step import CountedSteps, Line, Passes, count_step
+from pipelines.memory_estimate.counted_step import CountedSteps, Line, Passes, Stack, count_step
 from pipelines.memory_estimate.model_presets import ModelFigures, ModelSizes, StepKind
 
 BATCHES = (2, 3)
@@ -50,7 +50,8 @@ CANNOT_BUILD = (
 )
 """What models of strangers' sizes raise."""
 
-DEPTH_NAMES = ("num_hidden_layers", "num_decoder_layers", "encoder_layers", "decoder_layers")
+STACK_NAMES = ("num_hidden_layers", "num_decoder_layers", "decoder_layers")
+"""What configurations call the numbers of layers."""
 LARGEST_PERIOD = 8
 
 KINDS = (
@@ -110,14 +111,17 @@ def read_configuration(values: Mapping[str, Any]) -> PreTrainedConfig:
 def figures(sizes: ModelSizes) -> ModelFigures:
     """Return the numbers that an estimate needs besides the steps' peaks; raises as `activation_lines`."""
     config = _configuration(sizes)
-    layers = _layers_of(config).num_hidden_layers
     try:
-        few, more = _depths(config)
-        counts = [_shapes(_with_depth(config, depth)) for depth in (few, more)]
+        stacks = _stacks(config)
+        few, *deeper = (_shapes(each) for each in _few_and_more(config, stacks))
     except CANNOT_BUILD as error:
         raise ValueError(f"The sizes of the model do not fit together: {explain_error(error)}") from error
-    added = {shape: number - counts[0][shape] for shape, number in counts[1].items()}
-    total = {shape: counts[0][shape] + number * (layers - few) // (more - few) for shape, number in added.items()}
+    total, in_layers = Counter(few), Counter()
+    for stack, more in zip(stacks, deeper, strict=True):
+        for shape, number in more.items():
+            total[shape] += (number - few[shape]) * (stack.layers - stack.few) // stack.period
+            in_layers[shape] += (number - few[shape]) * stack.layers / stack.period
+    layers = stacks[0].layers
     positions = getattr(_layers_of(config), "max_position_embeddings", None)
     if isinstance(config, DalleCollabConfig):
         positions = config.text_sequence_length + config.num_image_codes
@@ -126,7 +130,7 @@ def figures(sizes: ModelSizes) -> ModelFigures:
         num_positions=positions,
         vocab_size=_layers_of(config).vocab_size,
         shapes=tuple(total.items()),
-        layer_shapes=tuple((shape, number / (more - few)) for shape, number in added.items() if number),
+        layer_shapes=tuple((shape, number / layers) for shape, number in in_layers.items() if number),
     )
 
 
@@ -147,15 +151,14 @@ def activation_lines(sizes: ModelSizes, kind: StepKind) -> tuple[Line, ...]:
 
 def _activation_lines(sizes: ModelSizes, kind: StepKind) -> tuple[Line, ...]:
     config = _configuration(sizes)
-    layers = _layers_of(config).num_hidden_layers
     if isinstance(config, DalleCollabConfig) or kind.recompute in ("none", "checkpoint"):
-        return tuple(_counted(sizes, kind).lines(layers))
+        return tuple(_counted(sizes, kind).lines())
     # Were it reversible: the last layer's output, and six streams more while a layer is computed again.
     checkpointed = _counted(sizes, replace(kind, recompute="checkpoint"))
     stream = checkpointed.kept_for_a_layer()
     lines = [tuple(a + 6 * b for a, b in zip(line, stream, strict=True)) for line in checkpointed.lines(0)]
     if kind.recompute == "partial":
-        stored = _counted(sizes, replace(kind, recompute="none")).lines(layers - layers // 2)
+        stored = _counted(sizes, replace(kind, recompute="none")).lines(0.5)
         lines += [tuple(a + 2 * b for a, b in zip(line, stream, strict=True)) for line in stored]
     return tuple(lines)
 
@@ -169,12 +172,12 @@ def _layers_of(config: PreTrainedConfig) -> Any:
     return config.get_text_config()
 
 
-def _depths(config: PreTrainedConfig, recompute: str = "none") -> tuple[int, int]:
-    """Return two depths: between them each kind of layer comes once, or as often as the kinds repeat.
+def _stacks(config: PreTrainedConfig, recompute: str = "none") -> list[Stack]:
+    """Return the stacks of layers, and between which depths each kind of layer comes once or as often as it repeats.
 
     Lists with an entry for each layer tell their kinds; the first layers may be of kinds of their own.
     """
-    layers = _layers_of(config).num_hidden_layers
+    layers = _layers_of(config)
     if isinstance(config, DalleCollabConfig):
         pattern = len(config.attention_pattern)
         # Gradients of shared weights are added up from the second use on. The last layer is one of its own.
@@ -185,9 +188,16 @@ def _depths(config: PreTrainedConfig, recompute: str = "none") -> tuple[int, int
         periods = {period: _repeats_from(kinds, period) for period in range(1, LARGEST_PERIOD + 1)}
         period = min(periods, key=lambda period: periods[period] + 2 * period)
         few = max(2, periods[period] + period)
-        few += (layers - few) % period
-    few = min(few, layers)
-    return few, few + period
+        few += (layers.num_hidden_layers - few) % period
+    names = dict.fromkeys(layers.attribute_map.get(name, name) for name in STACK_NAMES if hasattr(layers, name))
+    return [Stack(name, getattr(layers, name), min(few, getattr(layers, name)), period) for name in names]
+
+
+def _few_and_more(config: PreTrainedConfig, stacks: list[Stack]) -> list[PreTrainedConfig]:
+    """Return the configuration with few layers, and those with more layers in one stack."""
+    few = {stack.name: stack.few for stack in stacks}
+    deeper = [few | {stack.name: stack.few + stack.period} for stack in stacks]
+    return [_with_depths(config, stacks[0], depths) for depths in (few, *deeper)]
 
 
 def _lists_of_layers(config: PreTrainedConfig) -> dict[str, Any]:
@@ -203,17 +213,15 @@ def _repeats_from(kinds: list[str], period: int) -> int:
     return max((place + 1 for place in range(len(kinds) - period) if kinds[place] != kinds[place + period]), default=0)
 
 
-def _with_depth(config: PreTrainedConfig, depth: int) -> PreTrainedConfig:
+def _with_depths(config: PreTrainedConfig, first: Stack, depths: Mapping[str, int]) -> PreTrainedConfig:
     changed = copy.deepcopy(config)
-    layers, number = _layers_of(changed), _layers_of(config).num_hidden_layers
-    few, more = _depths(config)
+    layers = _layers_of(changed)
     for name, value in _lists_of_layers(config).items():
         # Behind the last of its layers a list goes on with those a period before.
-        longer = [*value, *value[number - (more - few) :]]
-        setattr(layers, name, longer[:depth])
-    for name in DEPTH_NAMES:
-        if getattr(layers, name, None) == number:
-            setattr(layers, name, depth)
+        longer = [*value, *value[first.layers - first.period :]]
+        setattr(layers, name, longer[: depths[first.name]])
+    for name, depth in depths.items():
+        setattr(layers, name, depth)
     return changed
 
 
@@ -225,10 +233,10 @@ def _shapes(config: PreTrainedConfig) -> Counter[tuple[int, ...]]:
 @lru_cache(maxsize=64)
 def _counted(sizes: ModelSizes, kind: StepKind) -> CountedSteps:
     config = _configuration(sizes)
-    depths = _depths(config, kind.recompute)
-    few, more = (_with_depth(config, depth) for depth in depths)
-    first, second = ((_count(few, batch, kind), _count(more, batch, kind)) for batch in BATCHES)
-    return CountedSteps(depths, BATCHES, (first, second))
+    stacks = _stacks(config, kind.recompute)
+    models = _few_and_more(config, stacks)
+    first, second = ([_count(model, batch, kind) for model in models] for batch in BATCHES)
+    return CountedSteps(stacks, BATCHES, (first, second))
 
 
 def _count(config: PreTrainedConfig, batch: int, kind: StepKind) -> Passes:

@@ -3,7 +3,7 @@
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, product
 from typing import Any
 
 import torch
@@ -90,58 +90,79 @@ def count_step(model: torch.nn.Module, loss: Callable[[], Tensor], *, has_byte_m
 
 
 @dataclass(frozen=True)
+class Stack:
+    """Layers that follow each other, such as an encoder's or a decoder's, and how many of them are counted."""
+
+    name: str
+    """The setting that says how many layers there are."""
+    layers: int
+    few: int
+    period: int
+    """How many layers more are counted, too."""
+
+
+@dataclass(frozen=True)
 class CountedSteps:
     """Steps of a model with few layers and few samples, from which those with more follow."""
 
-    depths: tuple[int, int]
+    stacks: Sequence[Stack]
     batches: tuple[int, int]
-    steps: tuple[tuple[Passes, Passes], tuple[Passes, Passes]]
-    """For each of the batches one of each depth."""
+    steps: tuple[Sequence[Passes], Sequence[Passes]]
+    """For each of the batches: with few layers, and then with more of them in one stack after the other."""
 
-    def lines(self, num_layers: float) -> list[Line]:
-        """Return the lines whose highest is the peak of everything but parameters and their gradients."""
+    def lines(self, share: float = 1) -> list[Line]:
+        """Return the lines whose highest is the peak of everything but parameters and their gradients.
+
+        `share`: for a model with this share of the layers.
+        """
         found = []
-        for low, high in zip(*(list(self._live(pair, num_layers)) for pair in self.steps), strict=True):
+        for low, high in zip(*(list(self._live(passes, share)) for passes in self.steps), strict=True):
             if len(low) != len(high):  # more samples are computed in more pieces
                 low, high = ([max(part)] if part else [] for part in (low, high))
             found += [self._line(*pair) for pair in zip(low, high, strict=False)]
         return upper_lines(found)
 
     def kept_for_a_layer(self) -> Line:
-        """Return what each layer adds to the bytes at the end of the forward pass."""
-        ends = [[forward[-1].live for forward, _ in pair] for pair in self.steps]
-        return self._line(*((more - few) / (self.depths[1] - self.depths[0]) for few, more in ends))
+        """Return what each layer of the first stack adds to the bytes at the end of the forward pass."""
+        ends = [[forward[-1].live for forward, _ in passes] for passes in self.steps]
+        return self._line(*((more - few) / self.stacks[0].period for few, more, *_ in ends))
 
-    def _live(self, pair: tuple[Passes, Passes], num_layers: float) -> Iterator[list[float]]:
-        scale = (num_layers - self.depths[0]) / (self.depths[1] - self.depths[0])
-        for few, more in zip(*pair, strict=True):
-            for moments in _same_moments(few, more):
-                yield [first.live + scale * (second.live - first.live) for first, second in moments]
+    def _live(self, passes: Sequence[Passes], share: float) -> Iterator[list[float]]:
+        """Return the bytes at the moments that lie alike in all stacks: before most of the layers, or after them."""
+        scales = [(share * stack.layers - stack.few) / stack.period for stack in self.stacks]
+        for few, *deeper in zip(*passes, strict=True):
+            for parts in product(*(_same_moments(few, more) for more in deeper)):
+                places = sorted(set.intersection(*(set(part) for part in parts)))
+                scaled = list(zip(scales, parts, strict=True))
+                yield [
+                    few[place].live + sum(scale * (part[place].live - few[place].live) for scale, part in scaled)
+                    for place in places
+                ]
 
     def _line(self, low: float, high: float) -> Line:
         slope = (high - low) / (self.batches[1] - self.batches[0])
         return low - self.batches[0] * slope, slope
 
 
-def _same_moments(few: Sequence[Moment], more: Sequence[Moment]) -> Iterator[list[tuple[Moment, Moment]]]:
-    """Return which moments of two depths belong together: those at the begin of a pass, and those at its end.
+def _same_moments(few: Sequence[Moment], more: Sequence[Moment]) -> list[dict[int, Moment]]:
+    """Return moments of the deeper model by the places of the same ones in the shallower: from the begin, the end.
 
     A pass of the deeper model begins and ends as that of the shallower one: with what is kept for the layers between at
     the one end, without it at the other. In the midst of the shallower one both ends have the same tensors, or there is
-    something, between two stacks of layers, that is taken as it is.
+    something that is taken as it is.
     """
-    at_begin, at_end = _num_same(few, more), _num_same(few[::-1], more[::-1])
-    if at_begin + at_end > len(few):
-        at_begin = (at_begin + len(few) - at_end) // 2
-        at_end = len(few) - at_begin
-    yield list(zip(few[:at_begin], more, strict=False))
-    yield list(zip(few[::-1][:at_end], more[::-1], strict=False))
-    yield [(moment, moment) for moment in few[at_begin : len(few) - at_end]]
+    last, shift = len(few) - _num_same(few[::-1], more[::-1]), len(more) - len(few)
+    begin = {place: more[place] for place in range(_num_same(few, more))}
+    end = {place: more[place + shift] for place in range(last, len(few))}
+    return [begin, {place: few[place] for place in range(len(begin), last)}, end]
 
 
 def _num_same(few: Sequence[Moment], more: Sequence[Moment]) -> int:
-    pairs = zip(few, more, strict=False)
-    return next((place for place, (a, b) in enumerate(pairs) if a.size != b.size), min(len(few), len(more)))
+    """Return how many moments make tensors of the same sizes, with the same others or always as many bytes more."""
+    pairs = list(zip(few, more, strict=False))
+    kept = more[0].live - few[0].live
+    different = (place for place, (a, b) in enumerate(pairs) if (a.size, a.live + kept) != (b.size, b.live))
+    return next(different, len(pairs))
 
 
 def upper_lines(lines: Iterable[Line]) -> list[Line]:
