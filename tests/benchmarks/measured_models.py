@@ -27,7 +27,8 @@ NO_DROPOUT = dict.fromkeys(
 )
 """On a CPU the masks of dropout take four bytes a value, on a GPU, which is what the estimate describes, one."""
 
-KINDS = {"albert": AutoModelForMaskedLM, "bert": AutoModelForMaskedLM, "t5": AutoModelForSeq2SeqLM}
+KINDS = {"albert": AutoModelForMaskedLM, "bert": AutoModelForMaskedLM}
+KINDS |= {"bart": AutoModelForSeq2SeqLM, "t5": AutoModelForSeq2SeqLM}
 
 
 def without_dropout(sizes: ModelSizes) -> ModelSizes:
