@@ -50,7 +50,7 @@ CANNOT_BUILD = (
 )
 """What models of strangers' sizes raise."""
 
-STACK_NAMES = ("num_hidden_layers", "num_decoder_layers", "decoder_layers")
+STACK_NAMES = ("num_hidden_layers", "num_encoder_layers", "num_decoder_layers", "decoder_layers")
 """What configurations call the numbers of layers."""
 LARGEST_PERIOD = 8
 
@@ -130,7 +130,7 @@ def figures(sizes: ModelSizes) -> ModelFigures:
         num_positions=positions,
         vocab_size=_layers_of(config).vocab_size,
         shapes=tuple(total.items()),
-        layer_shapes=tuple((shape, number / layers) for shape, number in in_layers.items() if number),
+        layer_shapes=tuple((shape, number / max(1, layers)) for shape, number in in_layers.items() if number),
     )
 
 
@@ -189,8 +189,9 @@ def _stacks(config: PreTrainedConfig, recompute: str = "none") -> list[Stack]:
         period = min(periods, key=lambda period: periods[period] + 2 * period)
         few = max(2, periods[period] + period)
         few += (layers.num_hidden_layers - few) % period
-    names = dict.fromkeys(layers.attribute_map.get(name, name) for name in STACK_NAMES if hasattr(layers, name))
-    return [Stack(name, getattr(layers, name), min(few, getattr(layers, name)), period) for name in names]
+    names = dict.fromkeys(layers.attribute_map.get(name, name) for name in STACK_NAMES)
+    numbers = {name: vars(layers)[name] for name in names if vars(layers).get(name) is not None}
+    return [Stack(name, number, min(few, number), period) for name, number in numbers.items()]
 
 
 def _few_and_more(config: PreTrainedConfig, stacks: list[Stack]) -> list[PreTrainedConfig]:
