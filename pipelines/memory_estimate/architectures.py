@@ -112,16 +112,11 @@ def figures(sizes: ModelSizes) -> ModelFigures:
     """Return the numbers that an estimate needs besides the steps' peaks; raises as `activation_lines`."""
     config = _configuration(sizes)
     try:
-        stacks = _stacks(config)
-        few, *deeper = (_shapes(each) for each in _few_and_more(config, stacks))
+        shapes = _shapes(_whole(sizes))
+        in_layers = sum((_shapes(layer) for stack in _layer_lists(sizes) for layer in stack), Counter())
+        layers = _stacks(sizes)[0].layers
     except CANNOT_BUILD as error:
         raise ValueError(f"The sizes of the model do not fit together: {explain_error(error)}") from error
-    total, in_layers = Counter(few), Counter()
-    for stack, more in zip(stacks, deeper, strict=True):
-        for shape, number in more.items():
-            total[shape] += (number - few[shape]) * (stack.layers - stack.few) // stack.period
-            in_layers[shape] += (number - few[shape]) * stack.layers / stack.period
-    layers = stacks[0].layers
     positions = getattr(_layers_of(config), "max_position_embeddings", None)
     if isinstance(config, DalleCollabConfig):
         positions = config.text_sequence_length + config.num_image_codes
@@ -129,8 +124,8 @@ def figures(sizes: ModelSizes) -> ModelFigures:
         num_layers=layers,
         num_positions=positions,
         vocab_size=_layers_of(config).vocab_size,
-        shapes=tuple(total.items()),
-        layer_shapes=tuple((shape, number / max(1, layers)) for shape, number in in_layers.items() if number),
+        shapes=tuple(shapes.items()),
+        layer_shapes=tuple((shape, number / max(1, layers)) for shape, number in in_layers.items()),
     )
 
 
@@ -172,26 +167,50 @@ def _layers_of(config: PreTrainedConfig) -> Any:
     return config.get_text_config()
 
 
-def _stacks(config: PreTrainedConfig, recompute: str = "none") -> list[Stack]:
+@lru_cache(maxsize=4)
+def _whole(sizes: ModelSizes) -> nn.Module:
+    with FakeTensorMode():
+        return _build(_configuration(sizes))
+
+
+def _layer_lists(sizes: ModelSizes) -> list[nn.ModuleList]:
+    """Return the modules of the layers: lists as long as a stack is deep, and not within one another."""
+    numbers, found = set(_numbers_of_layers(_configuration(sizes)).values()), {}
+    for name, module in _whole(sizes).named_modules():
+        is_within = any(name.startswith(f"{outer}.") for outer in found)
+        if isinstance(module, nn.ModuleList) and len(module) in numbers and not is_within:
+            found[name] = module
+    return list(found.values())
+
+
+def _numbers_of_layers(config: PreTrainedConfig) -> dict[str, int]:
+    layers = _layers_of(config)
+    names = dict.fromkeys(layers.attribute_map.get(name, name) for name in STACK_NAMES)
+    return {name: vars(layers)[name] for name in names if vars(layers).get(name) is not None}
+
+
+def _stacks(sizes: ModelSizes, recompute: str = "none") -> list[Stack]:
     """Return the stacks of layers, and between which depths each kind of layer comes once or as often as it repeats.
 
-    Lists with an entry for each layer tell their kinds; the first layers may be of kinds of their own.
+    Settings with an entry for each layer and the layers' parameters tell their kinds; the first may be of their own.
     """
-    layers = _layers_of(config)
-    if isinstance(config, DalleCollabConfig):
-        pattern = len(config.attention_pattern)
-        # Gradients of shared weights are added up from the second use on. The last layer is one of its own.
-        few = (2 if recompute in ("checkpoint", "partial") else 1) * pattern + 1
-        period = (2 if recompute == "partial" else 1) * pattern
-    else:
-        kinds = [str(kinds) for kinds in zip(*_lists_of_layers(config).values(), strict=True)]
-        periods = {period: _repeats_from(kinds, period) for period in range(1, LARGEST_PERIOD + 1)}
-        period = min(periods, key=lambda period: periods[period] + 2 * period)
-        few = max(2, periods[period] + period)
-        few += (layers.num_hidden_layers - few) % period
-    names = dict.fromkeys(layers.attribute_map.get(name, name) for name in STACK_NAMES)
-    numbers = {name: vars(layers)[name] for name in names if vars(layers).get(name) is not None}
-    return [Stack(name, number, min(few, number), period) for name, number in numbers.items()]
+    config, stacks = _configuration(sizes), []
+    for name, layers in _numbers_of_layers(config).items():
+        if isinstance(config, DalleCollabConfig):
+            pattern = len(config.attention_pattern)
+            # Gradients of shared weights are added up from the second use on. The last layer is one of its own.
+            few = (2 if recompute in ("checkpoint", "partial") else 1) * pattern + 1
+            period = (2 if recompute == "partial" else 1) * pattern
+        else:
+            shapes = [[list(_shapes(layer)) for layer in found] for found in _layer_lists(sizes)]
+            rows = [row for row in (*_lists_of_layers(config).values(), *shapes) if len(row) == layers]
+            kinds = [str(kinds) for kinds in zip(*rows, strict=True)]
+            periods = {period: _repeats_from(kinds, period) for period in range(1, LARGEST_PERIOD + 1)}
+            period = min(periods, key=lambda period: periods[period] + 2 * period)
+            few = max(2, periods[period] + period)
+            few += (layers - few) % period
+        stacks.append(Stack(name, layers, min(few, layers), period))
+    return stacks
 
 
 def _few_and_more(config: PreTrainedConfig, stacks: list[Stack]) -> list[PreTrainedConfig]:
@@ -226,16 +245,14 @@ def _with_depths(config: PreTrainedConfig, first: Stack, depths: Mapping[str, in
     return changed
 
 
-def _shapes(config: PreTrainedConfig) -> Counter[tuple[int, ...]]:
-    with FakeTensorMode():
-        return Counter(tuple(parameter.shape) for parameter in _build(config).parameters())
+def _shapes(module: nn.Module) -> Counter[tuple[int, ...]]:
+    return Counter(tuple(parameter.shape) for parameter in module.parameters())
 
 
 @lru_cache(maxsize=64)
 def _counted(sizes: ModelSizes, kind: StepKind) -> CountedSteps:
-    config = _configuration(sizes)
-    stacks = _stacks(config, kind.recompute)
-    models = _few_and_more(config, stacks)
+    stacks = _stacks(sizes, kind.recompute)
+    models = _few_and_more(_configuration(sizes), stacks)
     first, second = ([_count(model, batch, kind) for model in models] for batch in BATCHES)
     return CountedSteps(stacks, BATCHES, (first, second))
 
