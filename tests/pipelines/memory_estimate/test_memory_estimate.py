@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from pipelines.memory_estimate.estimate import estimate_training_memory
+from pipelines.memory_estimate.estimate import count_parameters, estimate_training_memory
 from pipelines.memory_estimate.model_presets import MODEL_PRESETS, ModelSizes, figures_of
 from pipelines.memory_estimate.optimizer_states import count_elements
 from pipelines.memory_estimate.settings import MemorySettings
@@ -77,6 +77,20 @@ def test_factored_statistics_are_a_row_and_a_column_of_each_matrix():
 )
 def test_published_models_have_their_published_number_of_parameters(name, millions):
     assert estimate(MODEL_PRESETS[name]).num_parameters / 1e6 == pytest.approx(millions, abs=0.06)
+
+
+@pytest.mark.parametrize(
+    ("values", "millions"),
+    [
+        (dict(model_type="bart"), 406.3),
+        (dict(model_type="bart", decoder_layers=6), 305.5),
+        # The first three layers of DeepSeek's have no experts.
+        (dict(model_type="deepseek_v3"), 671_026.4),
+    ],
+    ids=["BART large", "DistilBART 12-6", "DeepSeek V3"],
+)
+def test_models_with_layers_of_several_kinds_and_depths_have_their_published_number_of_parameters(values, millions):
+    assert count_parameters(ModelSizes.of(values)) / 1e6 == pytest.approx(millions, abs=0.06)
 
 
 def test_gpt_3_and_dall_e_have_about_the_parameters_their_names_say():
