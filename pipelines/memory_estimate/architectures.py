@@ -207,7 +207,8 @@ def _stacks(sizes: ModelSizes, recompute: str = "none") -> list[Stack]:
             kinds = [str(kinds) for kinds in zip(*rows, strict=True)]
             periods = {period: _repeats_from(kinds, period) for period in range(1, LARGEST_PERIOD + 1)}
             period = min(periods, key=lambda period: periods[period] + 2 * period)
-            few = max(2, periods[period] + period)
+            # Behind first layers of their own one is to come before the last, whose gradients are the first.
+            few = max(2, periods[period] + period + bool(periods[period]))
             few += (layers - few) % period
         stacks.append(Stack(name, layers, min(few, layers), period))
     return stacks
