@@ -52,7 +52,8 @@ def bundle_folder(space: Path, output: Path, settings: Mapping[str, str] | None 
         whole = Path(temporary) / space.name
         shutil.copytree(space, whole, ignore=shutil.ignore_patterns("__pycache__", ".*"))
         modules = imported_modules(sorted(whole.rglob("*.py")))
-        for module in modules:
+        tables = {path.relative_to(SOURCE_ROOT) for module in modules for path in _tables_beside(module)}
+        for module in [*modules, *sorted(tables)]:
             target = whole / module
             if target.exists():
                 raise ValueError(
@@ -81,6 +82,10 @@ def imported_modules(files: list[Path]) -> list[Path]:
             package = ".".join(path.parent.parts)
             waiting += _imports_of(SOURCE_ROOT / path, package)
     return sorted(found)
+
+
+def _tables_beside(module: Path) -> Iterator[Path]:
+    return (SOURCE_ROOT / module).parent.glob("*.json")
 
 
 def _write_metadata(bundle: Path) -> None:

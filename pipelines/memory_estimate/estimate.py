@@ -1,31 +1,34 @@
-"""Bytes of a training step on the GPU and in RAM, in closed form: nothing is loaded, allocated or run."""
+"""Bytes of a training step on the GPU and in RAM: nothing is allocated or run."""
 
-from pipelines.memory_estimate.model_presets import ModelSizes
-from pipelines.memory_estimate.models.dalle_collab_memory import dalle_collab_activations
-from pipelines.memory_estimate.models.dalle_collab_sizes import DalleCollabSizes
-from pipelines.memory_estimate.models.precision import ElementBytes, element_bytes
-from pipelines.memory_estimate.models.transformer_memory import transformer_activations
-from pipelines.memory_estimate.models.transformer_sizes import TransformerSizes
-from pipelines.memory_estimate.optimizer_states import count_elements, optimizer_state_bytes
+import math
+
+from pipelines.memory_estimate.model_presets import (
+    DEFAULT_POSITIONS,
+    ModelFigures,
+    ModelSizes,
+    StepKind,
+    activations_of,
+    figures_of,
+)
+from pipelines.memory_estimate.optimizer_states import Shapes, count_elements, optimizer_state_bytes
 from pipelines.memory_estimate.settings import MemoryEstimate, MemorySettings, MemorySplit
 
 
-def estimate_training_memory(model: ModelSizes, settings: MemorySettings) -> MemoryEstimate:
+def estimate_training_memory(sizes: ModelSizes, settings: MemorySettings) -> MemoryEstimate:
     """Return what one training step needs. Raises ValueError if model and settings do not fit together."""
-    element = element_bytes(settings.precision)
-    shapes = _parameter_shapes(model, settings)
-    number = count_elements(shapes)
+    model = figures_of(sizes)
+    shapes = _parameter_shapes(sizes, model, settings)
+    weight_bytes = (2 if settings.precision.startswith("pure-") else 4) * (number := count_elements(shapes))
     share = settings.num_gpus if settings.shard_over_gpus else 1
-    gradients = -(-number * element.weight // share)
     state_bytes = optimizer_state_bytes(shapes, settings, model.vocab_size)
     # With local steps the optimizer of these statistics makes the inner steps, on the device.
     is_offloaded = settings.keeps_optimizer_in_ram and not (settings.collaborative and settings.local_steps)
     on_device = MemorySplit(
-        weights=-(-number * element.weight // share),
-        gradients=gradients,
-        activations=round(_activations(model, settings, element)),
+        weights=-(-weight_bytes // share),
+        gradients=-(-weight_bytes // share),
+        activations=round(_activations(sizes, model, settings)),
         optimizer=0 if is_offloaded else -(-state_bytes // share),
-        buffers=_device_buffers(model, settings, number * element.weight),
+        buffers=_device_buffers(model, settings, weight_bytes),
     )
     computing = on_device.gradients + on_device.activations if settings.device == "cpu" else 0
     in_ram = _offloaded(number, state_bytes, 0 if settings.delays_averaging else computing, settings)
@@ -34,46 +37,63 @@ def estimate_training_memory(model: ModelSizes, settings: MemorySettings) -> Mem
     return MemoryEstimate(gpu=on_device, ram=in_ram, num_parameters=number)
 
 
-def _parameter_shapes(model: ModelSizes, settings: MemorySettings) -> dict[tuple[int, ...], int]:
-    if isinstance(model, TransformerSizes):
-        return model.parameter_shapes(settings.num_shared_groups)
-    if settings.num_shared_groups not in (None, model.num_shared_groups):
-        raise ValueError(
-            f"num_shared_groups is {settings.num_shared_groups}; our model has {model.num_shared_groups} sets of "
-            "weights, one for each place in its attention pattern and one for the last layer. Leave it out."
-        )
-    if settings.sequence_length not in (None, model.num_positions - 1):
-        raise ValueError(
-            f"sequence_length is {settings.sequence_length}; our model's sequence has {model.num_positions - 1} "
-            "places, text and image codes. Leave it out."
-        )
-    return model.parameter_shapes
+def count_parameters(sizes: ModelSizes) -> int:
+    """Return how many parameters a model has, shared ones once; raises as `figures_of`."""
+    return count_elements(dict(figures_of(sizes).shapes))
 
 
-def _activations(model: ModelSizes, settings: MemorySettings, element: ElementBytes) -> float:
-    if isinstance(model, DalleCollabSizes):
-        return dalle_collab_activations(
-            model, settings.micro_batch_size, element, settings.recompute, on_cpu=settings.device == "cpu"
-        )
-    sequence = settings.sequence_length or model.max_sequence_length
-    if model.family != "t5" and sequence > model.max_sequence_length:
+def _parameter_shapes(sizes: ModelSizes, model: ModelFigures, settings: MemorySettings) -> Shapes:
+    shapes, groups = dict(model.shapes), settings.num_shared_groups
+    if sizes.is_ours:
+        groups_of_ours = len(sizes.values.get("attention_pattern", "....")) + 1
+        if groups not in (None, groups_of_ours):
+            raise ValueError(
+                f"num_shared_groups is {groups}; our model has {groups_of_ours} sets of weights, one for each place in "
+                "its attention pattern and one for the last layer. Leave it out."
+            )
+        return shapes
+    for shape, number in model.layer_shapes:
+        shapes[shape] -= round(number * _num_shared(model, settings))
+    return shapes
+
+
+def _num_shared(model: ModelFigures, settings: MemorySettings) -> int:
+    """Return how many layers use weights of other layers."""
+    return max(0, model.num_layers - (settings.num_shared_groups or model.num_layers))
+
+
+def _activations(sizes: ModelSizes, model: ModelFigures, settings: MemorySettings) -> float:
+    sequence, positions = settings.sequence_length, model.num_positions
+    if sizes.is_ours and sequence not in (None, positions):
         raise ValueError(
-            f"sequence_length is {sequence}; this model has positions for {model.max_sequence_length} tokens."
+            f"sequence_length is {sequence}; our model's sequence has {positions} places, text and image codes. "
+            "Leave it out."
         )
-    return transformer_activations(
-        model, settings.micro_batch_size, sequence, element, settings.recompute, settings.num_shared_groups
+    if sequence is not None and positions is not None and sequence > positions:
+        raise ValueError(f"sequence_length is {sequence}; this model has positions for {positions} tokens.")
+    precision = "fp32" if settings.precision == "fp32" else settings.precision.partition("-")[0]
+    kind = StepKind(
+        sequence_length=sequence or positions or DEFAULT_POSITIONS,
+        precision=precision if precision in ("fp32", "pure") else "autocast",
+        recompute=settings.recompute,
+        device=settings.device,
     )
+    activations = activations_of(sizes, kind, settings.micro_batch_size)
+    if kind.precision == "autocast" and kind.recompute in ("none", "partial"):
+        # Autocast keeps one half copy of weights that layers share.
+        copies = 2 * sum(math.prod(shape) * number for shape, number in model.layer_shapes if len(shape) > 1)
+        activations -= _num_shared(model, settings) * copies
+    return activations
 
 
-def _device_buffers(model: ModelSizes, settings: MemorySettings, weight_bytes: int) -> int:
+def _device_buffers(model: ModelFigures, settings: MemorySettings, weight_bytes: int) -> int:
     """Return the bytes of accumulated gradients, of data-parallel buckets, or of the two layers that are gathered."""
     accumulated = weight_bytes if settings.collaborative else 0
     if settings.num_gpus == 1:
         return accumulated
     if not settings.shard_over_gpus:
         return accumulated + weight_bytes
-    layers = model.num_hidden_layers if isinstance(model, DalleCollabSizes) else model.num_layers
-    return accumulated + 2 * weight_bytes // max(2, layers)
+    return accumulated + 2 * weight_bytes // max(2, model.num_layers)
 
 
 def _offloaded(number: int, state_bytes: int, not_computing: int, settings: MemorySettings) -> MemorySplit:

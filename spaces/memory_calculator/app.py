@@ -16,8 +16,8 @@ from pipelines.pages.own_pages import own_pages_only
 from pipelines.pages.page_style import PAGE_STYLE
 
 INTRODUCTION = """# Training memory calculator
-What one training step needs, on each GPU and in RAM. The figures follow from formulas that are
-checked against the memory of real models; attention is PyTorch's fused one, as transformers uses it."""
+What one training step needs, on each GPU and in RAM. The tensors of a step of the model are counted,
+without running it; attention is PyTorch's fused one, as transformers uses it."""
 
 
 def build_interface(run: str) -> gr.Blocks:
@@ -105,6 +105,8 @@ def _inputs() -> list[gr.components.Component]:
 
 def main() -> None:
     """Start the Space with the settings of the environment."""
+    import pipelines.memory_estimate.architectures  # noqa: F401  # the first model of the Hub then waits for no library
+
     prepare_hub_client()
     interface = build_interface(os.environ.get("RUN", "ORG/RUN")).queue(max_size=64)
     interface.launch(css=PAGE_STYLE + STYLE, app_kwargs=own_pages_only(os.environ))

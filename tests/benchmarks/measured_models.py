@@ -6,73 +6,49 @@ import torch
 from memory_measurement import MeasuredStep, measure_step
 from torch._subclasses import FakeTensorMode
 from transformers import (
-    AlbertConfig,
     AlbertForMaskedLM,
-    BertConfig,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoModelForSeq2SeqLM,
     BertForMaskedLM,
-    GPT2Config,
-    GPT2LMHeadModel,
-    GPTJConfig,
-    GPTJForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
     PreTrainedModel,
-    T5Config,
-    T5ForConditionalGeneration,
 )
 
 from modeling_dalle_collab import DalleCollabConfig, DalleCollabForConditionalGeneration
-from pipelines.memory_estimate.models.transformer_sizes import TransformerSizes
+from pipelines.memory_estimate.model_presets import ModelSizes
 
-TOKENS = dict(bos_token_id=0, eos_token_id=0)
-NO_DROPOUT = {
-    "gpt2": dict(attn_pdrop=0.0, resid_pdrop=0.0, embd_pdrop=0.0),
-    "gptj": dict(attn_pdrop=0.0, resid_pdrop=0.0, embd_pdrop=0.0),
-    "bert": dict(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0),
-    "t5": dict(dropout_rate=0.0),
-    "albert": dict(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0),
-    "llama": {},
-}
+NO_DROPOUT = dict.fromkeys(
+    (
+        *("attn_pdrop", "resid_pdrop", "embd_pdrop", "hidden_dropout_prob", "attention_probs_dropout_prob"),
+        *("dropout_rate", "attention_dropout", "dropout"),
+    ),
+    0.0,
+)
 """On a CPU the masks of dropout take four bytes a value, on a GPU, which is what the estimate describes, one."""
 
+KINDS = {"albert": AutoModelForMaskedLM, "bert": AutoModelForMaskedLM}
+KINDS |= {"bart": AutoModelForSeq2SeqLM, "t5": AutoModelForSeq2SeqLM}
 
-def build_known_model(sizes: TransformerSizes) -> PreTrainedModel:
+
+def without_dropout(sizes: ModelSizes) -> ModelSizes:
+    """Return the same model without dropout."""
+    known = AutoConfig.for_model(**sizes.values).to_dict()
+    return ModelSizes.of(sizes.values | {name: rate for name, rate in NO_DROPOUT.items() if name in known})
+
+
+def build_known_model(sizes: ModelSizes) -> PreTrainedModel:
     """Return transformers' model of these sizes, without dropout."""
-    common = dict(vocab_size=sizes.vocab_size, **NO_DROPOUT[sizes.family])
-    if sizes.family in ("gpt2", "gptj"):
-        common |= dict(
-            n_embd=sizes.hidden_size, n_layer=sizes.num_layers, n_head=sizes.num_heads, n_inner=sizes.wide_size,
-            n_positions=sizes.max_sequence_length, **TOKENS,
-        )  # fmt: skip
-    if sizes.family == "gpt2":
-        return GPT2LMHeadModel(GPT2Config(**common, activation_function=_gelu(sizes)))
-    if sizes.family == "gptj":
-        rotary = min(64, sizes.hidden_size // sizes.num_heads)
-        return GPTJForCausalLM(GPTJConfig(**common, rotary_dim=rotary, tie_word_embeddings=sizes.has_tied_table))
-    if sizes.family != "t5":
-        common |= dict(
-            hidden_size=sizes.hidden_size, num_hidden_layers=sizes.num_layers, num_attention_heads=sizes.num_heads,
-            intermediate_size=sizes.wide_size,
-        )  # fmt: skip
-    if sizes.family == "bert":
-        return BertForMaskedLM(BertConfig(**common))
-    if sizes.family == "albert":
-        return AlbertForMaskedLM(AlbertConfig(**common, embedding_size=sizes.embedding_size, hidden_act=_gelu(sizes)))
-    if sizes.family == "llama":
-        heads = dict(num_key_value_heads=sizes.num_key_value_heads, tie_word_embeddings=sizes.has_tied_table)
-        return LlamaForCausalLM(LlamaConfig(**common, **heads))
-    return T5ForConditionalGeneration(
-        T5Config(
-            **common, d_model=sizes.hidden_size, d_kv=sizes.head_size, num_heads=sizes.num_heads, d_ff=sizes.wide_size,
-            num_layers=sizes.num_layers, decoder_start_token_id=0,
-        )
-    )  # fmt: skip
+    config = AutoConfig.for_model(**without_dropout(sizes).values)
+    return KINDS.get(config.model_type, AutoModelForCausalLM).from_config(config)
 
 
 def measure_known_model(model: PreTrainedModel, *, batch: int, sequence: int, autocast: bool = False) -> MeasuredStep:
     """Count the tensors of a step; under `FakeTensorMode` a model of any size."""
     ids = torch.zeros(batch, sequence, dtype=torch.long)
     options = {} if isinstance(model, (AlbertForMaskedLM, BertForMaskedLM)) else dict(use_cache=False)
+    if model.config.is_encoder_decoder:
+        options["decoder_input_ids"] = ids
 
     def loss() -> torch.Tensor:
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
@@ -103,7 +79,3 @@ def measure_our_model(
             return measure_step(model, loss)
     finally:
         torch.set_default_dtype(torch.float32)
-
-
-def _gelu(sizes: TransformerSizes) -> str:
-    return "gelu_new" if sizes.has_slow_gelu else "gelu"

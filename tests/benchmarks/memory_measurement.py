@@ -1,55 +1,18 @@
 """Counting the bytes of tensors that a training step really holds, on a device or with fake tensors of any size."""
 
-import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+
+from pipelines.memory_estimate.counted_step import TensorEvents
 
 
-class TensorEvents(TorchDispatchMode):
-    """Writes down when a storage comes to life and when it is freed, while the mode is on."""
-
-    def __init__(self, existing: Iterable[Tensor] = ()) -> None:
-        """`existing` tensors, and whatever shares their storage, are left out."""
-        super().__init__()
-        self.events: list[tuple[int, int]] = []
-        """Number of the storage and bytes, negative where it is freed."""
-        self._numbers = {tensor.untyped_storage()._cdata: -1 for tensor in existing}
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        for value in tree_leaves(out):
-            if isinstance(value, Tensor):
-                self._count(value.untyped_storage())
-        return out
-
-    def number_of(self, tensor: Tensor) -> int:
-        """Return the number of a tensor's storage."""
-        return self._numbers[tensor.untyped_storage()._cdata]
-
-    def _count(self, storage: torch.UntypedStorage) -> None:
-        key, size = storage._cdata, storage.nbytes()
-        if key not in self._numbers:
-            number = self._numbers[key] = len(self.events)
-            self.events.append((number, size))
-            weakref.finalize(storage, self._forget, key, number, size).atexit = False
-
-    def _forget(self, key: int, number: int, size: int) -> None:
-        self._numbers.pop(key, None)
-        self.events.append((number, -size))
-
-    def peak(self, without: frozenset[int] = frozenset()) -> int:
-        """Return the most bytes at any time, without those of some storages."""
-        live = most = 0
-        for number, size in self.events:
-            if number not in without:
-                live += size
-                most = max(most, live)
-        return most
+def peak_of(seen: TensorEvents, without: frozenset[int] = frozenset()) -> int:
+    """Return the most bytes at any time, without those of some storages."""
+    return max(accumulate(size for number, size in seen.events if number not in without))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,8 +39,8 @@ def measure_step(model: torch.nn.Module, loss: Callable[[], Tensor]) -> Measured
     return MeasuredStep(
         weights=weights,
         gradients=storage_bytes(p.grad for p in parameters if p.grad is not None),
-        activations=seen.peak(without=gradients),
-        total=weights + seen.peak(),
+        activations=peak_of(seen, without=gradients),
+        total=weights + peak_of(seen),
     )
 
 

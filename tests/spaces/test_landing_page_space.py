@@ -170,7 +170,7 @@ def test_everything_can_be_moved_with_the_keyboard(hub, address):
 def test_its_figures_are_those_of_the_training_code(hub, address):
     import torch
 
-    from pipelines.memory_estimate.models.dalle_collab_sizes import DalleCollabSizes
+    from modeling_dalle_collab import DalleCollabConfig, DalleCollabForConditionalGeneration
     from pipelines.training.averaging.reduce.robust_aggregation import AggregationRule, aggregate
 
     chance = random.Random(3)
@@ -193,8 +193,9 @@ def test_its_figures_are_those_of_the_training_code(hub, address):
             groups,
         )
     for config, count in zip(configs, counts, strict=True):
-        shapes = DalleCollabSizes.from_mapping(config).parameter_shapes
-        assert count == sum(number * torch.Size(shape).numel() for shape, number in shapes.items())
+        with torch.device("meta"):
+            model = DalleCollabForConditionalGeneration(DalleCollabConfig(**config))
+        assert count == sum(parameter.numel() for parameter in model.parameters())
     for group, result in zip(groups, results, strict=True):
         expected = aggregate(torch.tensor(group), [1.0] * len(group), AggregationRule())
         assert result["values"] == pytest.approx(expected.values.tolist(), abs=1e-5)

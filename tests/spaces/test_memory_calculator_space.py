@@ -29,10 +29,11 @@ def ask(client, *, model="GPT-2 S", repository="", micro_batch=4, machine=None):
     return client.predict(*values, api_name="/estimate")
 
 
-def test_the_bundle_holds_the_estimate_and_nothing_heavy(bundle):
+def test_the_bundle_holds_the_estimate_and_its_table(bundle):
     files = {str(path.relative_to(bundle)) for path in bundle.rglob("*.py")}
-    assert {"app.py", "pipelines/memory_estimate/estimate.py"} <= files
-    assert not [file for file in files if file.startswith(("modeling_dalle_collab", "pipelines/generation"))]
+    assert {"app.py", "pipelines/memory_estimate/estimate.py", "pipelines/memory_estimate/architectures.py"} <= files
+    assert (bundle / "pipelines/memory_estimate/model_table.json").is_file()
+    assert not [file for file in files if file.startswith("pipelines/generation")]
     assert "pipelines/training/peer/training_peer.py" not in files
 
 

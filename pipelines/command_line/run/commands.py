@@ -76,7 +76,6 @@ def create(
 
     from pipelines.command_line.explaining.run_meaning import explain_run
     from pipelines.command_line.explaining.slow_links import settings_for_links
-    from pipelines.memory_estimate.settings import MemorySettings
     from pipelines.training.optimizers.choice import parameter_groups
     from pipelines.training.repository.creation import create_run_repository
     from pipelines.training.repository.organiser import found_organiser
@@ -97,7 +96,7 @@ def create(
         clip=clip,
     )
     run, processor = compose_run(request)
-    num_parameters = open_task(run, repository).memory(MemorySettings()).num_parameters
+    num_parameters = open_task(run, repository).num_parameters()
     if links is not None:
         proposed = settings_for_links(run, num_parameters, links)
         run = run.replace(**{name: value for name, value in proposed.items() if name not in chosen})

@@ -1,1 +1,1 @@
-"""The formulas for the memory of layers and models. Imports nothing else of ours."""
+"""What follows from a model's sizes alone. May import the model."""

@@ -5,24 +5,24 @@ pairs that the masks allow and the part of the vocabulary that a position can pr
 The backward pass does each product twice, for the input and for the weight (Kaplan et al. 2020, arXiv:2001.08361,
 section 2.1); the reversible one computes the layers once more before it (Gomez et al. 2017, arXiv:1707.04585).
 
-`sizes` may be a `DalleCollabConfig` as well. A place is the index of an image code in raster order.
+A place is the index of an image code in raster order.
 """
 
 from collections import Counter
 
-from pipelines.memory_estimate.models.dalle_collab_sizes import DalleCollabSizes
+from modeling_dalle_collab import DalleCollabConfig
 
 RECOMPUTED_SHARE = {"reversible": 1.0, "checkpoint": 1.0, "partial": 0.5, "none": 0.0}
 """How much of the layers' forward work each choice of `recompute` does twice."""
 
 
-def training_flops(sizes: DalleCollabSizes, recompute: str) -> float:
+def training_flops(sizes: DalleCollabConfig, recompute: str) -> float:
     """Return the work of a forward and a backward pass over one sequence."""
     layers, head = forward_flops(sizes)
     return (3 + RECOMPUTED_SHARE[recompute]) * layers + 3 * head
 
 
-def forward_flops(sizes: DalleCollabSizes) -> tuple[int, int]:
+def forward_flops(sizes: DalleCollabConfig) -> tuple[int, int]:
     """Return the work of one sequence in all layers, and in the head."""
     per_position = sizes.num_hidden_layers * 2 * layer_weights(sizes)
     pairs = sum(number * visible_pairs(sizes, kind) for kind, number in Counter(sizes.layer_kinds).items())
@@ -32,29 +32,29 @@ def forward_flops(sizes: DalleCollabSizes) -> tuple[int, int]:
     return layers, 2 * sizes.hidden_size * predicted
 
 
-def layer_weights(sizes: DalleCollabSizes) -> int:
+def layer_weights(sizes: DalleCollabConfig) -> int:
     """Return the number of weights in the matrices of one layer."""
     return sum(rows * columns for rows, columns in layer_shapes(sizes))
 
 
-def layer_shapes(sizes: DalleCollabSizes) -> list[tuple[int, int]]:
+def layer_shapes(sizes: DalleCollabConfig) -> list[tuple[int, int]]:
     """Return the shapes (out, in) of a layer's matrices: queries, keys and values, output, and the gated two."""
     hidden, inner, gated = sizes.hidden_size, inner_size(sizes), sizes.feed_forward_multiplier * sizes.hidden_size
     return [(3 * inner, hidden), (hidden, inner), (2 * gated, hidden), (hidden, gated)]
 
 
-def inner_size(sizes: DalleCollabSizes) -> int:
+def inner_size(sizes: DalleCollabConfig) -> int:
     """Return the channels of all heads together."""
     return sizes.num_attention_heads * sizes.head_dim
 
 
-def visible_pairs(sizes: DalleCollabSizes, kind: str) -> int:
+def visible_pairs(sizes: DalleCollabConfig, kind: str) -> int:
     """Return the pairs of query and key of one sequence, for the positions that predict something."""
     block, last = sizes.text_block_length, sizes.num_image_codes - 1
     return block * (block + 1) // 2 + last * block + _pairs_of_codes(sizes, kind) - visible_codes(sizes, kind, last)
 
 
-def visible_codes(sizes: DalleCollabSizes, kind: str, place: int) -> int:
+def visible_codes(sizes: DalleCollabConfig, kind: str, place: int) -> int:
     """Return how many image codes, itself included, the query of a place sees."""
     row, column = divmod(place, sizes.image_grid_size)
     if kind == "row":
@@ -68,7 +68,7 @@ def visible_codes(sizes: DalleCollabSizes, kind: str, place: int) -> int:
     return min(row, reach) * (to_the_left + 1 + to_the_right) + to_the_left + 1
 
 
-def _pairs_of_codes(sizes: DalleCollabSizes, kind: str) -> int:
+def _pairs_of_codes(sizes: DalleCollabConfig, kind: str) -> int:
     """Return the sum of `visible_codes` over all places; a stranger's grid may be too large for a loop."""
     side = sizes.image_grid_size
     if kind != "convolutional":

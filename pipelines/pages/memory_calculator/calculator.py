@@ -7,11 +7,11 @@ from functools import lru_cache
 from typing import Any, Self
 
 from hub_tools.checks import is_number
+from modeling_dalle_collab import DalleCollabConfig
 from pipelines.memory_estimate.estimate import estimate_training_memory
 from pipelines.memory_estimate.hub_config import read_sizes
 from pipelines.memory_estimate.model_presets import MODEL_PRESETS, ModelSizes
 from pipelines.memory_estimate.models.dalle_collab_compute import training_flops
-from pipelines.memory_estimate.models.dalle_collab_sizes import DalleCollabSizes
 from pipelines.memory_estimate.settings import MemorySettings
 from pipelines.pages.memory_calculator.fitting import MACHINES, find_fitting, join_command
 from pipelines.pages.memory_calculator.presentation import (
@@ -139,8 +139,8 @@ def answer(given: CalculatorInput, *, first: dict[str, Any] | None, run: str) ->
         kept_estimate = estimate_training_memory(kept_model, kept_settings)
         shown.insert(0, NamedEstimate(name="A", estimate=kept_estimate))
         summary += f" {compared(kept_estimate, estimate)}"
-        if isinstance(model, DalleCollabSizes) and isinstance(kept_model, DalleCollabSizes):
-            ratio = training_flops(model, settings.recompute) / training_flops(kept_model, kept_settings.recompute)
+        if model.is_ours and kept_model.is_ours:
+            ratio = _flops(model, settings) / _flops(kept_model, kept_settings)
             summary += f" For a picture B computes {ratio:.2f} times as much as A."
     return CalculatorAnswer(
         summary=summary,
@@ -180,14 +180,18 @@ def find_for(given: CalculatorInput, machine_name: str) -> FoundSettings:
 
 
 def _work(model: ModelSizes, settings: MemorySettings) -> str:
-    if not isinstance(model, DalleCollabSizes):
+    if not model.is_ours:
         return ""
-    work = training_flops(model, settings.recompute) / 1e12
-    return f" A picture is {model.num_image_codes:,} codes; training on it and its caption takes {work:.2f} TFLOP."
+    work, codes = _flops(model, settings) / 1e12, DalleCollabConfig.from_dict(model.values).num_image_codes
+    return f" A picture is {codes:,} codes; training on it and its caption takes {work:.2f} TFLOP."
+
+
+def _flops(model: ModelSizes, settings: MemorySettings) -> float:
+    return training_flops(DalleCollabConfig.from_dict(model.values), settings.recompute)
 
 
 def _command(model: ModelSizes, settings: MemorySettings, run: str) -> str:
-    if not isinstance(model, DalleCollabSizes):
+    if not model.is_ours:
         return "# The command for joining exists only for this project's model"
     return join_command(settings, run)
 

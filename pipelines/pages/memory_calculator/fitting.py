@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from pipelines.memory_estimate.estimate import estimate_training_memory
 from pipelines.memory_estimate.model_presets import ModelSizes
-from pipelines.memory_estimate.models.dalle_collab_sizes import DalleCollabSizes
 from pipelines.memory_estimate.settings import MemoryEstimate, MemorySettings
 
 GPU_RESERVE = 0.8e9
@@ -86,7 +85,7 @@ def find_fitting(model: ModelSizes, settings: MemorySettings, machine: Machine) 
 
 
 def _candidates(model: ModelSizes, settings: MemorySettings) -> Iterator[tuple[float, MemorySettings]]:
-    ways = ("none", "partial", "reversible") if isinstance(model, DalleCollabSizes) else ("none", "checkpoint")
+    ways = ("none", "partial", "reversible") if model.is_ours else ("none", "checkpoint")
     precisions = dict.fromkeys((settings.precision, "fp16") if settings.precision == "fp32" else (settings.precision,))
     bits = dict.fromkeys((settings.optimizer_bits, min(settings.optimizer_bits, 8)))
     offloads = dict.fromkeys((settings.offload_optimizer, True))

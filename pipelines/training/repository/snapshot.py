@@ -35,7 +35,6 @@ from hub_tools.run_files import (
     WEIGHTS_FILE,
 )
 from pipelines.memory_estimate.hub_config import fetch_model
-from pipelines.memory_estimate.settings import MemorySettings
 from pipelines.swarm_time import SWARM_TIME
 from pipelines.training.repository.entries import CURE, EntriesRefusedError, SignedEntries
 from pipelines.training.repository.key_list import PUBLISHER, KeyList, TrustedKeys, read_key_list
@@ -303,7 +302,7 @@ class RunSnapshot:
         if (files := self.signed_files) is not None:
             wanted = [MANIFEST_FILE, *self._sized_as(files)]
             return fetch_files(self.repository, revision=self.commit, patterns=wanted, **options)
-        number = None if task is None else task.memory(MemorySettings()).num_parameters
+        number = None if task is None else task.num_parameters()
         where: dict[str, Any] = dict(revision=self.commit, ignored=NOT_OF_A_CHECKPOINT)
         return fetch_model(self.repository, patterns=["*"], num_parameters=number, **where, **options)
 

@@ -12,8 +12,7 @@ from typing import Any, Protocol
 import torch
 from PIL.Image import Image
 
-from pipelines.memory_estimate.estimate import MemoryEstimate
-from pipelines.memory_estimate.settings import MemorySettings
+from pipelines.memory_estimate.settings import MemoryEstimate, MemorySettings
 from pipelines.training.run.block_order import BlockOrder
 from pipelines.training.run.span_source import SpanSource
 from pipelines.training.run.spans import Span
@@ -188,6 +187,9 @@ class TrainingTask(Protocol):
 
     def memory(self, settings: MemorySettings) -> MemoryEstimate:
         """Estimate the memory that training takes; raises ValueError if the model's sizes are invalid."""
+
+    def num_parameters(self) -> int:
+        """Return how many parameters the model has; raises as `memory`."""
 
 
 @torch.no_grad()

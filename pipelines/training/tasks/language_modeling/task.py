@@ -17,6 +17,8 @@ from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from hub_tools.waiting.outages import through_outages
 from pipelines.image_codes.shard_blocks import ShardBlocks
+from pipelines.memory_estimate.estimate import count_parameters, estimate_training_memory
+from pipelines.memory_estimate.model_presets import ModelSizes
 from pipelines.memory_estimate.settings import MemoryEstimate, MemorySettings
 from pipelines.training.card.run_card import run_card
 from pipelines.training.run.block_order import BlockOrder
@@ -31,7 +33,6 @@ from pipelines.training.tasks.language_modeling.documents import (
     training_blocks,
     training_documents,
 )
-from pipelines.training.tasks.language_modeling.memory import language_memory
 from pipelines.training.tasks.language_modeling.model import initial_model, model_configuration
 from pipelines.training.tasks.language_modeling.model_card import card_parts
 from pipelines.training.tasks.language_modeling.samples import (
@@ -191,4 +192,14 @@ class LanguageModelingTask:
 
     def memory(self, settings: MemorySettings) -> MemoryEstimate:
         """See `TrainingTask.memory`."""
-        return language_memory(self.run, self.settings, settings)
+        settings = settings.replace(sequence_length=settings.sequence_length or self.settings.sequence_length)
+        return estimate_training_memory(self._model_sizes, settings)
+
+    def num_parameters(self) -> int:
+        """See `TrainingTask.num_parameters`."""
+        return count_parameters(self._model_sizes)
+
+    @property
+    def _model_sizes(self) -> ModelSizes:
+        model_configuration(self.run.model_config, self.run.task)  # refuses what cannot be trained
+        return ModelSizes.of(self.run.model_config)

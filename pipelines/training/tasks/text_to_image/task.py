@@ -1,6 +1,5 @@
 """Text to image: image codes that follow a caption, as in *Training Transformers Together*."""
 
-import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
@@ -13,9 +12,9 @@ from modeling_dalle_collab import DalleCollabConfig, DalleCollabForConditionalGe
 from pipelines.image_codes.codec_code import copy_codec_code
 from pipelines.image_codes.image_code_record import ImageCodeLayout
 from pipelines.image_codes.shard_blocks import ShardBlocks
-from pipelines.memory_estimate.estimate import MemoryEstimate, estimate_training_memory
-from pipelines.memory_estimate.models.dalle_collab_sizes import DalleCollabSizes
-from pipelines.memory_estimate.settings import MemorySettings
+from pipelines.memory_estimate.estimate import count_parameters, estimate_training_memory
+from pipelines.memory_estimate.model_presets import ModelSizes
+from pipelines.memory_estimate.settings import MemoryEstimate, MemorySettings
 from pipelines.training.card.run_card import run_card
 from pipelines.training.run.block_order import BlockOrder
 from pipelines.training.run.span_source import SpanSource, WholeDataset
@@ -151,5 +150,13 @@ class TextToImageTask:
 
     def memory(self, settings: MemorySettings) -> MemoryEstimate:
         """See `TrainingTask.memory`."""
-        sizes = DalleCollabSizes.from_mapping(self.run.model_config)
-        return estimate_training_memory(sizes, dataclasses.replace(settings, recompute=sizes.recompute))
+        return estimate_training_memory(self._model_sizes, settings.replace(recompute=self.config.recompute))
+
+    def num_parameters(self) -> int:
+        """See `TrainingTask.num_parameters`."""
+        return count_parameters(self._model_sizes)
+
+    @property
+    def _model_sizes(self) -> ModelSizes:
+        values = {name: value for name, value in self.run.model_config.items() if name != "recompute"}
+        return ModelSizes.of({"model_type": DalleCollabConfig.model_type} | values)
