@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from hub_tools.publishing.folder_publishing import publish_folder as publish_folder
     from pipelines.data_preparation.shard_writing import PreparationOptions, PreparationResult
     from pipelines.doctor.check_result import CheckResult
+    from pipelines.evaluation.report import EvaluationReport
     from pipelines.generation.installed_pipeline import InstalledTextToImagePipeline
     from pipelines.generation.text_to_image import RankedImage
     from pipelines.serving.blocks.client.distributed_model import DistributedModel as DistributedModel
@@ -40,8 +41,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ComputeOptions", "DistributedModel", "LocalHub", "NetworkOptions", "TrainingRun", "check_machine", "collaborate",
-    "connect", "generate", "join", "load", "prepare_dataset", "publish_dataset", "publish_folder", "publish_space",
-    "serve", "serve_layers",
+    "connect", "evaluate", "generate", "join", "load", "prepare_dataset", "publish_dataset", "publish_folder",
+    "publish_space", "serve", "serve_layers",
 ]  # fmt: skip
 
 _PLACES = {
@@ -232,6 +233,57 @@ def serve_layers(
     options = ServingOptions(blocks=layers, device=device, max_hours=max_hours)
     with _one_line(), serve_run(repository, network=network or NetworkOptions(), options=options) as (server, stop):
         yield from server.follow(stop)
+
+
+@_one_line()
+def evaluate(
+    name: str | Path,
+    *,
+    revision: str | None = None,
+    num_records: int = 400,
+    num_drawings: int = 4,
+    features: Sequence[str] = ("clip",),
+    seed: int = 0,
+    output: str | Path = "evaluation",
+    device: str = "cpu",
+) -> EvaluationReport:
+    """Measure a checkpoint that draws: losses, FID, KID, CLIPScore and more, each with its 95 % interval.
+
+    The captions of `num_records` held-out records are the prompts, each drawn `num_drawings` times. What is drawn is
+    kept in `output`, where the same call goes on. `dalle-collab evaluate` also compares two checkpoints, and measures
+    language models.
+
+    Example:
+        report = dalle_collab.evaluate("my-org/birds", num_records=100)
+        for figure in report.measurement.figures:
+            print(figure.name, figure.value, figure.low, figure.high)
+
+    Raises:
+        NoCheckpointError: the run has published no weights yet.
+        ValueError: it is no text-to-image run, or holds out no records.
+        OSError: a file or the Hub cannot be read.
+    """
+    from pipelines.demo.scenes.caption_judge import judge_caption
+    from pipelines.evaluation.features import check_specification
+    from pipelines.evaluation.opening import TEXT_TO_IMAGE, Reading, Subject, evaluate_pictures, settings_of
+    from pipelines.generation.generation_options import GenerationOptions
+
+    for feature in features:
+        check_specification(feature)
+    if (run := settings_of(str(name), revision)).task != TEXT_TO_IMAGE:
+        raise ValueError(f"{name} is a {run.task} run, which draws nothing. Measure it: dalle-collab evaluate {name}")
+    options = GenerationOptions(num_candidates=num_drawings, keep=1, seed=seed)
+    reading = Reading(num_records=num_records, num_training_records=2000, features=features, judge=judge_caption)
+    reports, _ = evaluate_pictures(
+        run,
+        [(Subject(place=str(name), revision=revision), options)],
+        reading,
+        lambda side: None,
+        device,
+        Path(output),
+        lambda stage, done, total, detail: None,
+    )
+    return reports[0]
 
 
 @_one_line()

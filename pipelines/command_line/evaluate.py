@@ -1,10 +1,9 @@
 """`dalle-collab evaluate`: how good a checkpoint is, and whether another one is better."""
 
 import dataclasses
-import shlex
-import sys
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,14 +15,10 @@ from pipelines.command_line.terminal.setting_options import refuse_given
 if TYPE_CHECKING:
     import torch
 
-    from pipelines.evaluation.checkpoint_evaluation import Yardsticks
     from pipelines.evaluation.language.labelled_source import LabelledSource
-    from pipelines.evaluation.measurement import Measurement
     from pipelines.evaluation.opening import Subject
     from pipelines.evaluation.report import EvaluationReport
     from pipelines.generation.generation_options import GenerationOptions
-    from pipelines.generation.image_generation import DrawingParts
-    from pipelines.stage_progress import OnProgress
     from pipelines.training.run.training_run import TrainingRun
 
 
@@ -182,18 +177,13 @@ def _evaluate_pictures(
 ) -> None:
     """Measure one checkpoint or two; `read` are fields of `Reading`."""
     from pipelines.demo.scenes.caption_judge import judge_caption
-    from pipelines.evaluation.opening import Reading, open_yardsticks
+    from pipelines.evaluation.opening import Reading, evaluate_pictures
     from pipelines.stage_progress import stage_progress
 
-    loaded = [subject.load(device) for subject, _ in asked]
-    pictures = _read_originals(originals, loaded[0].codec.config.image_size, read["num_records"])
-    yardsticks, left_out = open_yardsticks(run, loaded[0], Reading(judge=judge_caption, **read), pictures, device)
+    read_originals = partial(_read_originals, originals, limit=read["num_records"])
     with stage_progress() as on_progress:
-        reports = [
-            _measured(subject, parts, yardsticks, options, left_out, output, on_progress)
-            for (subject, options), parts in zip(asked, loaded, strict=True)
-        ]
-    prompts = [caption for caption in yardsticks.held_out.captions if caption.strip()]
+        reading = Reading(judge=judge_caption, **read)
+        reports, prompts = evaluate_pictures(run, asked, reading, read_originals, device, output, on_progress)
     _show(reports, prompts, output, as_json=as_json)
 
 
@@ -204,29 +194,6 @@ def _show(reports: "list[EvaluationReport]", prompts: Sequence[str], output: Pat
         show_report(reports[0], output, as_json=as_json)
     else:
         show_comparison(*reports, prompts, output, as_json=as_json)
-
-
-def _measured(
-    subject: "Subject",
-    parts: "DrawingParts",
-    yardsticks: "Yardsticks",
-    options: "GenerationOptions",
-    left_out: dict[str, str],
-    output: Path,
-    on_progress: "OnProgress",
-) -> "EvaluationReport":
-    from pipelines.evaluation.checkpoint_evaluation import evaluate_checkpoint
-
-    started = time.monotonic()
-    measurement = evaluate_checkpoint(parts, yardsticks, options, output / "drawn", on_progress)
-    facts = dict(dataclasses.asdict(subject), name=parts.name, epoch=parts.epoch, weights=measurement.weights)
-    settings = dict(
-        options.facts(),
-        num_records=len(yardsticks.held_out),
-        device=str(parts.model.device),
-        features=[extractor.name for extractor in yardsticks.extractors],
-    )
-    return _report(facts, settings, measurement, left_out, started)
 
 
 def _evaluate_language(
@@ -247,6 +214,7 @@ def _evaluate_language(
         open_language_checkpoint,
         open_language_yardsticks,
     )
+    from pipelines.evaluation.report import report_of
     from pipelines.stage_progress import stage_progress
 
     tuning = FinetuningOptions(**finetuning)
@@ -259,33 +227,11 @@ def _evaluate_language(
             started = time.monotonic()
             measured, left_out = evaluate_language(yardsticks, checkpoint, output / "fine-tuned", on_progress)
             facts = dict(dataclasses.asdict(each), name=each.place, weights=measured.weights)
-            reports.append(_report(facts, settings, measured, left_out, started))
+            reports.append(report_of(facts, settings, measured, left_out, started))
     _show(reports, (), output, as_json=as_json)
 
 
-def _report(
-    subject: dict[str, object],
-    settings: dict[str, object],
-    measurement: "Measurement",
-    left_out: dict[str, str],
-    started: float,
-) -> "EvaluationReport":
-    import resource
-
-    from pipelines.evaluation.report import EvaluationReport
-
-    return EvaluationReport(
-        subject=subject,
-        settings=settings,
-        command=shlex.join(["dalle-collab", *sys.argv[1:]]),
-        measurement=measurement,
-        left_out=left_out,
-        seconds=time.monotonic() - started,
-        peak_memory_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-    )
-
-
-def _read_originals(paths: list[Path] | None, size: int, limit: int) -> "torch.Tensor | None":
+def _read_originals(paths: list[Path] | None, size: int, *, limit: int) -> "torch.Tensor | None":
     from collections import Counter
 
     from pipelines.clip.clip_pictures import collect_pictures

@@ -1,8 +1,9 @@
 """Reads what an evaluation needs: the checkpoint, held-out and training records, the CLIP, feature extractors."""
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import httpx2
@@ -12,10 +13,13 @@ from hub_tools.foreign.json_texts import read_json
 from hub_tools.run_files import TRAINING_RUN_FILE
 from pipelines.clip.clip_reranking import ClipReranker
 from pipelines.evaluation.attributes import Judge
-from pipelines.evaluation.checkpoint_evaluation import Records, Yardsticks
+from pipelines.evaluation.checkpoint_evaluation import Records, Yardsticks, evaluate_checkpoint
 from pipelines.evaluation.features import FeatureExtractor, open_features
 from pipelines.evaluation.perceptual import Lpips
+from pipelines.evaluation.report import EvaluationReport, report_of
+from pipelines.generation.generation_options import GenerationOptions
 from pipelines.generation.image_generation import DrawingParts, load_drawing_parts, load_reranker
+from pipelines.stage_progress import OnProgress
 from pipelines.training.metrics.evaluation.held_out_losses import FEWEST_RECORDS
 from pipelines.training.repository.snapshot import RunSnapshot
 from pipelines.training.run.training_run import TrainingRun
@@ -132,6 +136,38 @@ def open_yardsticks(
         extractors=tuple(extractors),
     )
     return yardsticks, left_out
+
+
+def evaluate_pictures(
+    run: TrainingRun,
+    asked: Sequence[tuple[Subject, GenerationOptions]],
+    reading: Reading,
+    read_originals: Callable[[int], torch.Tensor | None],
+    device: str,
+    output: Path,
+    on_progress: OnProgress,
+) -> tuple[list[EvaluationReport], list[str]]:
+    """Measure one checkpoint or several alike; return their reports, and the prompts that were drawn.
+
+    `read_originals` gets the side of the codec's pictures, and returns `(picture, 3, side, side)` uint8 or None. What
+    is drawn is kept in `output`. The errors are those of `Subject.load` and `open_yardsticks`.
+    """
+    loaded = [subject.load(device) for subject, _ in asked]
+    originals = read_originals(loaded[0].codec.config.image_size)
+    yardsticks, left_out = open_yardsticks(run, loaded[0], reading, originals, device)
+    reports = []
+    for (subject, options), parts in zip(asked, loaded, strict=True):
+        started = time.monotonic()
+        measurement = evaluate_checkpoint(parts, yardsticks, options, output / "drawn", on_progress)
+        facts = dict(asdict(subject), name=parts.name, epoch=parts.epoch, weights=measurement.weights)
+        settings = dict(
+            options.facts(),
+            num_records=len(yardsticks.held_out),
+            device=str(parts.model.device),
+            features=[extractor.name for extractor in yardsticks.extractors],
+        )
+        reports.append(report_of(facts, settings, measurement, left_out, started))
+    return reports, [caption for caption in yardsticks.held_out.captions if caption.strip()]
 
 
 def _clip_or_reason(

@@ -5,6 +5,10 @@ import importlib.metadata
 import io
 import json
 import platform
+import resource
+import shlex
+import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -166,6 +170,25 @@ def comparison_page(
         confidence=CONFIDENCE,
         rows="\n".join(rows),
         pictures=PICTURES.format(pictures="\n".join(pictures)) if pictures else "",
+    )
+
+
+def report_of(
+    subject: dict[str, object],
+    settings: dict[str, object],
+    measurement: Measurement,
+    left_out: dict[str, str],
+    started: float,
+) -> EvaluationReport:
+    """Return the report of what was measured since `started`, by `time.monotonic`, by this program."""
+    return EvaluationReport(
+        subject=subject,
+        settings=settings,
+        command=shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        measurement=measurement,
+        left_out=left_out,
+        seconds=time.monotonic() - started,
+        peak_memory_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     )
 
 

@@ -6,6 +6,7 @@ import threading
 
 import pytest
 from published_runs import the_line
+from support_files import ROOT
 from synthetic_language import sorted_sentences, tagged_sentences
 from transformers import ByT5Tokenizer
 
@@ -45,6 +46,19 @@ def test_without_the_runs_clip_the_losses_are_there_and_the_rest_is_named(comman
     assert any("CLIP" in name for name in facts["left_out"]) and "left out" in done.stdout
     assert "held-out records were found" in done.stderr, "20 records are few"
     assert facts["command"].startswith(f"dalle-collab evaluate {run_with_weights}")
+
+
+def test_the_snippet_of_the_documents_measures_what_the_command_measures(commands, run_with_weights, tmp_path):
+    page = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
+    snippet = page.partition("\n## Measure\n")[2].partition("```python\n")[2].partition("```")[0]
+    given = f'"{run_with_weights}", output="{tmp_path}", '
+    (program := tmp_path / "measure.py").write_text(
+        snippet.replace('"my-org/birds", ', given).replace("num_records=100", "num_records=20"), encoding="utf-8"
+    )
+    done = commands.run_program(program)
+    assert done.returncode == 0, done.stderr
+    names = [line.split()[0] for line in done.stdout.splitlines()[:-1]]
+    assert names[:3] == ["loss", "caption_loss", "picture_loss"] and "CLIP" in done.stdout.splitlines()[-1]
 
 
 def test_a_checkpoint_and_itself_do_not_differ_and_another_sampler_does(commands, run_with_weights, tmp_path):
