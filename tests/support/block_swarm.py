@@ -79,8 +79,7 @@ def serving_peers(
         yield peers
     finally:
         for peer in peers.values():
-            if hasattr(peer, "group"):
-                peer.end()
+            peer.end()
 
 
 @contextlib.contextmanager

@@ -76,9 +76,9 @@ def test_a_killed_server_leaves_no_process_and_a_client_that_vanishes_no_memory(
     deadline = time.monotonic() + 60
     while free_bytes(found, peers["a"]) != whole:
         assert time.monotonic() < deadline
-    family = family_of(peers["a"].group)
+    family = family_of(peers["a"].process.pid)
     assert len(family) > 2
-    os.kill(peers["a"].group, signal.SIGKILL)
+    os.kill(peers["a"].process.pid, signal.SIGKILL)
     peers["a"].process.wait(60)
     assert still_alive(family, 60) == []
 
