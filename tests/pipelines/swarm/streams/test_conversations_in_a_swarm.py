@@ -173,14 +173,14 @@ def test_a_peer_that_is_killed_is_noticed_at_once_and_one_that_is_stopped_by_its
         conversation, _ = await answering.open(p2p)
         async with conversation:
             await conversation.send(dict(do="be busy", seconds=600.0))
-            os.killpg(answering.group, signal.SIGSTOP)
+            answering.process.signal_group(signal.SIGSTOP)
             with pytest.raises(PeerSilentError, match=r"has been silent for 2\.\d s"):
                 await conversation.receive(silence_seconds(0.01, conversation.round_trip_seconds))
-            os.killpg(answering.group, signal.SIGCONT)
+            answering.process.signal_group(signal.SIGCONT)
             heard = conversation.last_heard
             with pytest.raises(PeerSilentError):
                 await conversation.receive(0.001)  # the conversation is still there
-            os.kill(answering.group, signal.SIGKILL)  # the peer's main process; its guard kills the rest
+            os.kill(answering.process.pid, signal.SIGKILL)  # the peer's main process; its guard kills the rest
             with pytest.raises(PeerGoneError) as gone:
                 await conversation.receive(600.0)  # without heartbeats to miss, only the end of the stream can end this
             assert not isinstance(gone.value, PeerSilentError)
