@@ -54,7 +54,9 @@ def test_a_step_of_a_middling_model_holds_what_was_estimated(recompute, precisio
 
 @pytest.mark.parametrize("batch", [1, 4])
 @pytest.mark.parametrize("recompute", ["reversible", "none"])
-@pytest.mark.parametrize("sizes", [PAPER, SHORT], ids=["1024-codes", "256-codes"])
+@pytest.mark.parametrize(
+    "sizes", [pytest.param(PAPER, marks=pytest.mark.long, id="1024-codes"), pytest.param(SHORT, id="256-codes")]
+)
 def test_a_step_of_the_papers_width_holds_what_was_estimated(sizes, recompute, batch):
     how = dict(batch=batch, recompute=recompute)
     assert_close(estimated(sizes, **how), measure_our_model(sizes, fake=True, **how))
