@@ -264,16 +264,14 @@ def evaluate(
         OSError: a file or the Hub cannot be read.
     """
     from pipelines.demo.scenes.caption_judge import judge_caption
-    from pipelines.evaluation.features import check_specification
     from pipelines.evaluation.opening import TEXT_TO_IMAGE, Reading, Subject, evaluate_pictures, settings_of
     from pipelines.generation.generation_options import GenerationOptions
+    from pipelines.stage_progress import report_nothing
 
-    for feature in features:
-        check_specification(feature)
+    reading = Reading(num_records=num_records, num_training_records=2000, features=features, judge=judge_caption)
     if (run := settings_of(str(name), revision)).task != TEXT_TO_IMAGE:
         raise ValueError(f"{name} is a {run.task} run, which draws nothing. Measure it: dalle-collab evaluate {name}")
     options = GenerationOptions(num_candidates=num_drawings, keep=1, seed=seed)
-    reading = Reading(num_records=num_records, num_training_records=2000, features=features, judge=judge_caption)
     reports, _ = evaluate_pictures(
         run,
         [(Subject(place=str(name), revision=revision), options)],
@@ -281,7 +279,7 @@ def evaluate(
         lambda side: None,
         device,
         Path(output),
-        lambda stage, done, total, detail: None,
+        report_nothing,
     )
     return reports[0]
 

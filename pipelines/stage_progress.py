@@ -15,6 +15,10 @@ OnProgress = Callable[[str, int, int | None, str], None]
 LINE_INTERVAL_SECONDS = 10.0
 
 
+def report_nothing(stage: str, done: int, total: int | None, detail: str) -> None:
+    """An `OnProgress` that nobody watches."""
+
+
 @contextmanager
 def stage_progress(console: Console | None = None) -> Iterator[OnProgress]:
     """Yield a function to report progress to, which shows it on stderr unless told otherwise."""

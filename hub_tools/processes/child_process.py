@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-PACKAGES = Path(__file__).resolve().parents[2]
+SOURCE_ROOT = Path(__file__).resolve().parents[2]
 """The folder that holds the packages: of a bundle, a checkout or an installation."""
 
 MOST_BYTES_OF_A_LINE = 4096

@@ -7,11 +7,11 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from ..processes.child_process import SOURCE_ROOT
 from .page_settings import SETTINGS_FILE, write_page_settings
 
 DISTRIBUTION = "dalle-collab"
 PACKAGES = ("modeling_dalle_collab", "pipelines", "hub_tools")
-SOURCE_ROOT = Path(__file__).resolve().parents[2]
 
 
 def space_folders() -> dict[str, Path]:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import torch
 
     from pipelines.evaluation.language.labelled_source import LabelledSource
-    from pipelines.evaluation.opening import Subject
+    from pipelines.evaluation.opening import Reading, Subject
     from pipelines.evaluation.report import EvaluationReport
     from pipelines.generation.generation_options import GenerationOptions
     from pipelines.training.run.training_run import TrainingRun
@@ -98,11 +98,17 @@ def evaluate(
       dalle-collab evaluate my-org/bengali --token-classification unimelb-nlp/wikiann:bn
     """
     from modeling_dalle_collab.sampling_dalle_collab import SamplingOptions
-    from pipelines.evaluation.opening import TEXT_TO_IMAGE, Subject, settings_of
+    from pipelines.demo.scenes.caption_judge import judge_caption
+    from pipelines.evaluation.features import CLIP
+    from pipelines.evaluation.opening import TEXT_TO_IMAGE, Reading, Subject, settings_of
     from pipelines.generation.generation_options import GenerationOptions
     from pipelines.torch_devices import torch_device
 
-    extractors, device = _checked(features), torch_device(device)
+    reading = Reading(
+        num_records=records, num_training_records=training_records, features=tuple(dict.fromkeys(features or (CLIP,))),
+        clip=clip, judge=judge_caption,
+    )  # fmt: skip
+    device = torch_device(device)
     sampling = SamplingOptions(top_k=top_k, top_p=top_p, temperature=temperature, guidance_scale=guidance_scale)
     options = GenerationOptions(num_candidates=drawings, keep=1, seed=seed, batch_size=batch_size, sampling=sampling)
     asked = [(Subject(place=repository, revision=revision, codec=codec, precision=precision), options)]
@@ -125,17 +131,7 @@ def evaluate(
         raise ValueError(
             f"{repository} is a {run.task} run; labelled text is for language runs. Leave out the datasets."
         )
-    read = dict(num_records=records, num_training_records=training_records, features=extractors, clip=clip)
-    _evaluate_pictures(run, asked, read, originals, device, output, as_json=as_json)
-
-
-def _checked(features: list[str] | None) -> tuple[str, ...]:
-    from pipelines.evaluation.features import CLIP, check_specification
-
-    extractors = tuple(dict.fromkeys(features or (CLIP,)))
-    for text in extractors:
-        check_specification(text)
-    return extractors
+    _evaluate_pictures(run, asked, reading, originals, device, output, as_json=as_json)
 
 
 def _compared(
@@ -168,21 +164,19 @@ def _labelled_sources(
 def _evaluate_pictures(
     run: "TrainingRun",
     asked: "Sequence[tuple[Subject, GenerationOptions]]",
-    read: Mapping[str, Any],
+    reading: "Reading",
     originals: list[Path] | None,
     device: str,
     output: Path,
     *,
     as_json: bool,
 ) -> None:
-    """Measure one checkpoint or two; `read` are fields of `Reading`."""
-    from pipelines.demo.scenes.caption_judge import judge_caption
-    from pipelines.evaluation.opening import Reading, evaluate_pictures
+    """Measure one checkpoint or two."""
+    from pipelines.evaluation.opening import evaluate_pictures
     from pipelines.stage_progress import stage_progress
 
-    read_originals = partial(_read_originals, originals, limit=read["num_records"])
+    read_originals = partial(_read_originals, originals, limit=reading.num_records)
     with stage_progress() as on_progress:
-        reading = Reading(judge=judge_caption, **read)
         reports, prompts = evaluate_pictures(run, asked, reading, read_originals, device, output, on_progress)
     _show(reports, prompts, output, as_json=as_json)
 

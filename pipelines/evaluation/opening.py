@@ -14,7 +14,7 @@ from hub_tools.run_files import TRAINING_RUN_FILE
 from pipelines.clip.clip_reranking import ClipReranker
 from pipelines.evaluation.attributes import Judge
 from pipelines.evaluation.checkpoint_evaluation import Records, Yardsticks, evaluate_checkpoint
-from pipelines.evaluation.features import FeatureExtractor, open_features
+from pipelines.evaluation.features import FeatureExtractor, check_specification, open_features
 from pipelines.evaluation.perceptual import Lpips
 from pipelines.evaluation.report import EvaluationReport, report_of
 from pipelines.generation.generation_options import GenerationOptions
@@ -59,13 +59,17 @@ class Subject:
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """How much is read."""
+    """How much is read; ValueError for features that nobody extracts."""
 
     num_records: int
     num_training_records: int
     features: Sequence[str]
     clip: str | None = None
     judge: Judge | None = None
+
+    def __post_init__(self) -> None:
+        for text in self.features:
+            check_specification(text)
 
 
 def settings_of(place: str, revision: str | None = None) -> TrainingRun:

@@ -40,7 +40,7 @@ from pipelines.image_codes.image_code_record import (
     read_layout,
 )
 from pipelines.image_codes.vqgan_codec import VQGANCodec
-from pipelines.stage_progress import OnProgress
+from pipelines.stage_progress import OnProgress, report_nothing
 
 NUM_PROBED_RECORDS = 256
 """Records whose nearest neighbours measure how similar training pictures are to each other."""
@@ -82,7 +82,7 @@ def build_training_index(
     *,
     every: int = 1,
     batch_size: int = 64,
-    on_progress: OnProgress = lambda stage, done, total, detail: None,
+    on_progress: OnProgress = report_nothing,
 ) -> IndexReport:
     """Write the index of a dataset into `output`; a stopped build resumes, and ends the same to the byte.
 

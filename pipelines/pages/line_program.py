@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from hub_tools.processes.child_process import PACKAGES, ChildProcess
+from hub_tools.processes.child_process import SOURCE_ROOT, ChildProcess
 
 
 class LineProgram(ChildProcess):
@@ -22,7 +22,7 @@ class LineProgram(ChildProcess):
         """`on_line` is called in a thread with each line that the program prints, and with None after the last one."""
         super().__init__(
             [sys.executable, "-m", module],
-            cwd=PACKAGES,
+            cwd=SOURCE_ROOT,
             env={**os.environ, "HIVEMIND_LOGLEVEL": os.environ.get("HIVEMIND_LOGLEVEL", "CRITICAL")},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

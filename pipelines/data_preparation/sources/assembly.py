@@ -77,7 +77,7 @@ def assemble(
         image_bytes, obstacle = _read_picture(picture) if picture else (None, None)
         for row in rows or ({},):
             fields = fields_of(row, *metadata)
-            found = _named(picture, key, reading) if reads_names else find_caption(fields, texts, reading)
+            found = _named(picture, reading) if picture and reads_names else find_caption(fields, texts, reading)
             number += 1
             sample = make_sample(
                 key=numbered(key, number), source=source, caption=found, image_bytes=image_bytes, fields=fields
@@ -170,8 +170,8 @@ def caption_of_value(value: Any, reading: ReadingOptions) -> CaptionFound:
     return CaptionFound(caption=clean_caption(str(value), reading.caption_lines))
 
 
-def _named(picture: Part | None, key: str, reading: ReadingOptions) -> CaptionFound:
-    return caption_of_value(words_of_name(picture.name.key if picture else key, reading.caption_from), reading)
+def _named(picture: Part, reading: ReadingOptions) -> CaptionFound:
+    return caption_of_value(words_of_name(picture.name.key, reading.caption_from), reading)
 
 
 def _caption_of_text(part: Part, reading: ReadingOptions) -> CaptionFound:

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from hub_tools.processes.child_process import PACKAGES, ChildProcess, last_line
+from hub_tools.processes.child_process import SOURCE_ROOT, ChildProcess, last_line
 from pipelines.training.peer.process_group import die_with_parent, guard_process_group
 
 LOWEST_PRIORITY = 19
@@ -37,7 +37,7 @@ class BoundedCommand:
         environment = {**environment, "PYTHONUNBUFFERED": "1"}
         program = [sys.executable, "-m", __name__, str(limit_seconds), str(os.getpid()), *command]
         with log.open("wb") as output:
-            self._process = ChildProcess(program, stdout=output, stderr=output, cwd=PACKAGES, env=environment)
+            self._process = ChildProcess(program, stdout=output, stderr=output, cwd=SOURCE_ROOT, env=environment)
         self._end = time.monotonic() + limit_seconds
         self._log = log
 

@@ -63,7 +63,6 @@ def test_an_image_prompt_is_nobodys_fault(model):
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8"])
 def test_every_liar_is_named_and_no_honest_server(model, precision):
-    """A short form of tests/benchmarks/audits.py, which has 20 seeds of liars and 200 honest servers."""
     rounded = dict(bfloat16=in_bfloat16, int8=in_int8).get(precision, lambda exact: exact)(model)
     audits = DrawingAudits(model, precision)
     audits.learn_honesty(a_wish(50))
