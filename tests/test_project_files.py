@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 import subprocess
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,18 @@ def test_both_parts_of_the_tests_run_though_one_fails_and_in_a_folder_with_space
     parts = (folder / "parts").read_text().splitlines()
     assert parts == ["not slow", "slow and not long"], done
     assert done.returncode == 2 and "test-quick" in done.stderr, done
+
+
+def test_no_two_files_of_processes_share_a_repository_of_the_embedded_hub():
+    """A worker's Hub lives through all its files: whichever came second would find the name taken (409)."""
+    owners = defaultdict(set)
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        source = path.read_text(encoding="utf-8")
+        if "pytest.mark.slow" in source and re.search(r"def test_\w+\([^)]*\bhub\b", source):
+            for name in re.findall(r'"((?:org|alice)/[\w.-]+)"', source):
+                owners[name].add(path.name)
+    shared = {name: sorted(files) for name, files in owners.items() if len(files) > 1}
+    assert len(owners) > 20 and not shared
 
 
 @pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.stem)

@@ -12,7 +12,7 @@ from assistants import assistant
 from swarm_of_processes import Swarm
 
 SPACE = Path(__file__).parents[2] / "spaces" / "training_dashboard"
-RUN = "org/watched-run"
+RUN = "org/run-on-the-dashboard"
 SECONDS_TO_APPEAR, SECONDS_TO_VANISH = 20, 40
 
 pytestmark = [pytest.mark.slow, pytest.mark.swarm, pytest.mark.filterwarnings("ignore::DeprecationWarning")]

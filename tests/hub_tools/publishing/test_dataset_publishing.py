@@ -53,9 +53,9 @@ def publish(run_client, token, *arguments, check=True):
 
 def test_the_card_credits_who_made_the_pictures_if_that_is_said(shards):
     dataset = inspect_shards(shards)
-    card = dataset_card(dataset, "org/birds", license="cc-by-4.0", credits="Photographs: A. Finch, CC BY 4.0\n")
+    card = dataset_card(dataset, "org/finches", license="cc-by-4.0", credits="Photographs: A. Finch, CC BY 4.0\n")
     assert card.endswith("\n\n## Credits\n\nPhotographs: A. Finch, CC BY 4.0\n")
-    assert "Credits" not in dataset_card(dataset, "org/birds", license="cc-by-4.0", credits=" ")
+    assert "Credits" not in dataset_card(dataset, "org/finches", license="cc-by-4.0", credits=" ")
 
 
 @pytest.mark.slow
@@ -202,7 +202,7 @@ def test_the_card_says_what_the_filters_dropped_and_how_they_were_set(shards):
     (shards / "report.json").write_text('{"kept": 150, "dropped": {"nsfw": 10, "corrupt_image": 40}}')
     settings = {"filter": {"min_caption_length": 3}, "pictures": {"fit": "crop"}}
     (shards / "manifest.json").write_text(json.dumps({"settings": settings}))
-    card = dataset_card(inspect_shards(shards), "org/birds", license="cc-by-4.0")
+    card = dataset_card(inspect_shards(shards), "org/finches", license="cc-by-4.0")
     for line in ("Of 200 samples:", "| kept | 150 | 75.0% |", "| corrupt image | 40 | 20.0% |", "- fit: `crop`"):
         assert f"\n{line}\n" in card
     assert "- min caption length: `3`" in card and "\n## Licence\n\ncc-by-4.0\n" in card
@@ -212,7 +212,7 @@ def test_the_card_says_what_the_filters_dropped_and_how_they_were_set(shards):
 @pytest.mark.parametrize("report", ["{", "[]", '{"kept": "many", "dropped": {}}', '{"dropped": 3, "kept": 1}'])
 def test_a_damaged_report_costs_the_card_its_filters_only(shards, report):
     (shards / "report.json").write_text(report)
-    assert "Filters" not in dataset_card(inspect_shards(shards), "org/birds")
+    assert "Filters" not in dataset_card(inspect_shards(shards), "org/finches")
 
 
 def test_a_truncated_shard_is_named_with_its_cure(shards):
