@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hub_tools.printing.consoles import open_console
-from pipelines.command_line.data.filter_options import CaptionLines
+from pipelines.command_line.data.filter_options import with_filter_options
 from pipelines.command_line.terminal.setting_options import refuse_given
 
 if TYPE_CHECKING:
@@ -16,12 +16,15 @@ if TYPE_CHECKING:
     import torch
 
     from pipelines.clip.clip_training import ClipTrainingReport
+    from pipelines.data_preparation.filtering import FilterPolicy
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 
 
 @app.command()
+@with_filter_options
 def train(
+    policy: "FilterPolicy",
     context: typer.Context,
     pictures: Annotated[list[Path], typer.Argument(help="Webdataset tars, folders of tars or folders of pictures.")],
     output: Annotated[Path, typer.Option(help="Folder of the CLIP; an older CLIP there is replaced.")],
@@ -37,7 +40,6 @@ def train(
     ] = None,
     code_corruption: Annotated[float, typer.Option(help="Mean share of wrong codes in reconstructed pictures.")] = 0.03,
     max_pictures: Annotated[int | None, typer.Option(help="Read at most this many pictures.")] = None,
-    caption_lines: CaptionLines = "drop",
     cpu_threads: Annotated[int | None, typer.Option(help="Threads for computing; default: all cores.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
 ) -> None:
@@ -75,7 +77,7 @@ def train(
         torch.set_num_threads(cpu_threads)
     image_codec = open_codec(codec) if codec else None
     dropped: Counter[str] = Counter()
-    pairs = captioned_pictures(pictures, dropped, image_size, limit=max_pictures, caption_lines=caption_lines)
+    pairs = captioned_pictures(pictures, dropped, image_size, policy, limit=max_pictures)
     with stage_progress() as on_progress:
         report = train_clip(pairs, output, config, codec=image_codec, on_progress=on_progress)
     _print_report(report, output, dropped)
@@ -106,19 +108,23 @@ def rank(
 
 
 def captioned_pictures(
-    paths: list[Path], dropped: Counter[str], image_size: int, *, limit: int | None = None, caption_lines: str = "drop"
+    paths: list[Path],
+    dropped: Counter[str],
+    image_size: int,
+    policy: "FilterPolicy | None" = None,
+    *,
+    limit: int | None = None,
 ) -> Iterator[tuple[str, "np.ndarray"]]:
     """Yield `(caption, picture (image_size, image_size, 3) uint8)` of all sources; count the others in `dropped`.
 
-    The dataset's filter and its way to make squares apply, so that the CLIP sees what the model sees.
+    With the dataset's filter, which is `policy`, and its way to make squares the CLIP sees what the model sees.
     """
     from pipelines.data_preparation.encoding import decode_picture
     from pipelines.data_preparation.filtering import DropReason, FilterPolicy, drop_reason
-    from pipelines.data_preparation.reading.reading_options import ReadingOptions
     from pipelines.data_preparation.sources.finding import find_sources
     from pipelines.data_preparation.sources.sample import SourceDamage
 
-    policy = FilterPolicy(reading=ReadingOptions(caption_lines=caption_lines))
+    policy = policy or FilterPolicy()
     num_yielded = 0
     for source in find_sources(paths, policy.reading):
         for sample in source.samples():

@@ -22,7 +22,7 @@ ShortOption = Annotated[bool, typer.Option("--short", help="Within minutes, for 
 
 
 @contextlib.contextmanager
-def _demo() -> "Iterator[Console]":
+def opened_demo() -> "Iterator[Console]":
     """Yield where a demo prints; on a signal that ends it, it ends what it has started."""
     import signal
 
@@ -37,7 +37,7 @@ def _demo() -> "Iterator[Console]":
         numbers.remove(signal.SIGHUP)
     before = {number: signal.signal(number, interrupt) for number in numbers}
     console = open_console()
-    console.print("The demo is starting.")
+    console.print("Starting.")
     try:
         yield console
     except KeyboardInterrupt:
@@ -48,7 +48,7 @@ def _demo() -> "Iterator[Console]":
             signal.signal(number, handler)
 
 
-def _loading(console: "Console") -> contextlib.AbstractContextManager[None]:
+def loading(console: "Console") -> contextlib.AbstractContextManager[None]:
     """Say that libraries are being loaded: on a busy machine that takes a minute."""
     from pipelines.demo.running.progress_lines import ProgressLines
 
@@ -76,8 +76,8 @@ def run_demo(
       dalle-collab demo run --output short-demo --short
       dalle-collab demo run --output long-demo --long
     """
-    with _demo() as console:
-        with _loading(console):
+    with opened_demo() as console:
+        with loading(console):
             from pipelines.demo.running_spaces import look_around
             from pipelines.demo.scenes_demo import run_scenes_demo
             from pipelines.demo.summary import show_end
@@ -86,27 +86,6 @@ def run_demo(
         show_end(summary, output, "demo/scenes", console)
         if console.is_terminal:
             look_around(output, console)
-
-
-@app.command("photographs")
-def run_photographs(
-    source: Annotated[Path, typer.Option(help="Folder of pictures, each NAME.png or NAME.jpg with a NAME.txt.")],
-    output: ResumedOutputOption = Path("demo-photographs-output"),
-) -> None:
-    """Run the whole system on a folder of your own pictures with text files, with a codec and a CLIP trained for them.
-
-    It takes about a quarter of an hour on two cores. Look at OUTPUT/grid.png and OUTPUT/summary.html afterwards.
-
-    \b
-    Examples:
-      dalle-collab demo photographs --source /usr/share/tuxpaint/stamps
-    """
-    with _demo() as console:
-        with _loading(console):
-            from pipelines.demo.photographs_demo import run_photographs_demo
-            from pipelines.demo.summary import show_end
-
-        show_end(run_photographs_demo(source, output, console), output, "demo/photographs", console)
 
 
 @app.command("language")
@@ -121,8 +100,8 @@ def run_language(output: ResumedOutputOption = Path("demo-language-output"), sho
       dalle-collab demo language
       dalle-collab demo language --output my-language
     """
-    with _demo() as console:
-        with _loading(console):
+    with opened_demo() as console:
+        with loading(console):
             from pipelines.demo.language import language_demo
 
         settings = language_demo.SHORT_SETTINGS if short else language_demo.RUN_SETTINGS
@@ -185,8 +164,8 @@ def spaces(
       dalle-collab demo spaces
       dalle-collab demo spaces --output my-demo
     """
-    with _demo() as console:
-        with _loading(console):
+    with opened_demo() as console:
+        with loading(console):
             from pipelines.demo.running_spaces import look_around
 
         look_around(output, console)

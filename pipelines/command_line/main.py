@@ -6,7 +6,7 @@ import typer
 
 from hub_tools.endpoint import prepare_hub_client
 from hub_tools.one_line_errors import run_command_line
-from pipelines.command_line import chaos, clip, codec, demo, doctor, evaluate, generate, join, serve, write
+from pipelines.command_line import chaos, clip, codec, demo, doctor, evaluate, generate, join, serve, start, write
 from pipelines.command_line.data import commands as data
 from pipelines.command_line.model import commands as model
 from pipelines.command_line.run import commands as run
@@ -20,6 +20,7 @@ app = typer.Typer(
         "Set HF_ENDPOINT to use a Hub other than huggingface.co, and HF_TOKEN (or `hf auth login`) to write to it."
     ),
 )
+app.command("start")(start.start)
 app.add_typer(data.app, name="data", help="Turn captioned pictures into a streamable dataset of image codes.")
 app.add_typer(codec.app, name="codec", help="Train, inspect and convert VQGAN codecs.")
 app.add_typer(clip.app, name="clip", help="Train a CLIP that ranks pictures, and rank with it.")

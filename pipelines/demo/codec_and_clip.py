@@ -5,7 +5,7 @@ from pipelines.demo.running.finished_work import digest_of
 from pipelines.demo.stages import Stages
 
 
-def train_codec_and_clip(stages: Stages, plan: DemoPlan, *, codec_steps: int, clip_steps: int) -> None:
+def train_codec_and_clip(stages: Stages, plan: DemoPlan, *, codec_minutes: float, clip_steps: int) -> None:
     """Train both on the pictures that the model trains on, into the plan's folders.
 
     Raises:
@@ -16,16 +16,17 @@ def train_codec_and_clip(stages: Stages, plan: DemoPlan, *, codec_steps: int, cl
         "codec_training", "Training a codec for these pictures",
         lambda: stages.run(
             "dalle-collab", "codec", "train", pictures, "--output", str(plan.codec_folder),
-            "--steps", str(codec_steps), log_name="codec",
+            "--minutes", f"{codec_minutes:.3g}", log_name="codec",
         ),
         outputs=[plan.codec_folder],
     )  # fmt: skip
     stages.once(
         "clip_training", "Training a CLIP for these pictures",
         lambda: stages.run(
-            "dalle-collab", "clip", "train", pictures, "--output", str(plan.clip_folder), "--steps", str(clip_steps),
+            "dalle-collab", "clip", "train", pictures, "--output", str(plan.clip_folder),
+            "--steps", str(clip_steps),
             "--vocab-size", str(plan.vocabulary_size), "--codec", str(plan.codec_folder),
-            "--caption-lines", plan.caption_lines, log_name="clip",
+            *plan.caption_options, log_name="clip",
         ),
         inputs=digest_of(plan.codec_folder), outputs=[plan.clip_folder],
     )  # fmt: skip

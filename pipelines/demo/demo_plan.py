@@ -1,11 +1,11 @@
 """What differs between the demos, and their participants."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-ORGANISATION = "demo"
+from pipelines.data_preparation.reading.reading_options import ReadingOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,11 +21,19 @@ class DemoPlan:
     run_settings: Mapping[str, Any]
     """Fields of `TrainingRun`, of the task and of the model's configuration."""
 
+    create_options: tuple[str, ...] = ()
+    """More of `run create`."""
+
+    organisation: str = "demo"
+
     own_pictures: Path | None = None
     """Somebody's folder of pictures; None: the demo makes some in `work/pictures`."""
 
-    caption_lines: str = "drop"
-    """What captions of several lines are: drop, first or join."""
+    reading: ReadingOptions = field(default_factory=ReadingOptions)
+    """Where captions are."""
+
+    is_online: bool = False
+    """Whether the Hub is the one that this machine is configured for; otherwise an embedded one in the folder."""
 
     codec_folder: Path = Path()
     clip_folder: Path = Path()
@@ -45,11 +53,14 @@ class DemoPlan:
     opens_spaces: bool = False
     """Whether the run's five pages are open from the start of training to the last picture."""
 
+    shows_commands: bool = False
+    """Whether each command is printed before it runs."""
+
     @property
     def ingredients(self) -> dict[str, Any]:
         """All that decides what comes out, without the places of files: a demo with others begins anew."""
         values = {one.name: getattr(self, one.name) for one in fields(self)}
-        mappings = {**values.pop("run_settings"), **values.pop("source")}
+        mappings = {**values.pop("run_settings"), **values.pop("source"), **asdict(values.pop("reading"))}
         return {**{name: value for name, value in values.items() if not isinstance(value, Path)}, **mappings}
 
     @property
@@ -58,9 +69,14 @@ class DemoPlan:
         return self.output / "work"
 
     @property
-    def organiser_key(self) -> Path:
-        """The organiser's key. By default it lies by the Hub's address, whose port is another in each call."""
-        return (self.work / "keys" / "organiser.pem").resolve()
+    def organiser_key(self) -> tuple[str, ...]:
+        """Options for the organiser's key. By default it lies by the Hub's address; an embedded one's port changes."""
+        return () if self.is_online else ("--organiser-key", str((self.work / "keys" / "organiser.pem").resolve()))
+
+    @property
+    def caption_options(self) -> tuple[str, ...]:
+        """Options of the commands that read captions."""
+        return ("--caption-lines", self.reading.caption_lines, "--caption-from", self.reading.caption_from)
 
     @property
     def auxiliary_folder(self) -> Path:
@@ -79,7 +95,7 @@ class DemoPlan:
 
     def repository(self, suffix: str = "") -> str:
         """Return the full name of one of the demo's repositories."""
-        return f"{ORGANISATION}/{self.name}{suffix}"
+        return f"{self.organisation}/{self.name}{suffix}"
 
 
 @dataclass(frozen=True, kw_only=True)

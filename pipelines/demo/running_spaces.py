@@ -13,6 +13,7 @@ from rich.console import Console
 from hub_tools.local_hub import LocalHub
 from hub_tools.publishing.space_bundling import bundle_space
 from hub_tools.publishing.space_publishing import settings_of_spaces
+from pipelines.demo.configured_hub import ConfiguredHub
 from pipelines.demo.free_ports import take_ports
 from pipelines.demo.running.finished_work import remove
 from pipelines.demo.running.output_folder import sole_demo
@@ -54,6 +55,9 @@ class SpacesPlan:
     examples: str = ""
     """Captions to try, with a vertical bar between them."""
 
+    is_online: bool = False
+    """Whether the Hub is the one that this machine is configured for."""
+
 
 class RunningSpaces:
     """Use as a context manager: the Spaces start at once and stop with the block; `addresses` lists them."""
@@ -72,7 +76,8 @@ class RunningSpaces:
         except BaseException:
             self.__exit__()
             raise
-        values = dict(run=self._plan.run, examples=self._plan.examples, addresses=self.addresses)
+        plan = self._plan
+        values = dict(run=plan.run, examples=plan.examples, addresses=self.addresses, is_online=plan.is_online)
         (self._plan.folder / SPACES_FILE).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
         return self
 
@@ -125,11 +130,12 @@ def look_around(output: Path, console: Console) -> None:
         raise ValueError(f"{output} has no demo with pages. Run one first: dalle-collab demo run --output {output}")
     values = json.loads(file.read_text(encoding="utf-8"))
     lines = ProgressLines(console)
-    with sole_demo(output, lines), demo_hub(output, lines) as hub:
+    is_online = values.get("is_online", False)
+    with sole_demo(output, lines), opened_hub(output, lines, is_online=is_online) as hub:
         stages = Stages(output, hub.environment(), console)
         plan = SpacesPlan(
             run=values["run"], folder=file.parent, endpoint=hub.endpoint, token=hub.token_of(VISITOR),
-            examples=values["examples"],
+            examples=values["examples"], is_online=is_online,
         )  # fmt: skip
         with RunningSpaces(plan, stages) as running:
             console.print("The pages of the run; Ctrl-C stops them:")
@@ -140,8 +146,11 @@ def look_around(output: Path, console: Console) -> None:
 
 
 @contextlib.contextmanager
-def demo_hub(output: Path, lines: ProgressLines) -> Iterator[LocalHub]:
-    """Serve the Hub in a demo's folder for the length of the block."""
+def opened_hub(output: Path, lines: ProgressLines, *, is_online: bool) -> Iterator[LocalHub | ConfiguredHub]:
+    """Serve the Hub in a demo's folder for the length of the block, or give the one that is configured."""
+    if is_online:
+        yield ConfiguredHub()
+        return
     hub = LocalHub(output / "hub", environment={VARIABLE: f"{mark_of_all(output)}hub"})
     with lines.doing("Starting the demo's Hub"):
         hub.start()

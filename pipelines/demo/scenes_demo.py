@@ -14,40 +14,13 @@ from pipelines.demo.shipped_models import PRETRAINED_CLIP, PRETRAINED_CODEC
 from pipelines.demo.stages import Stages
 from pipelines.demo.summary import DemoSummary, mean_picture_bytes, summarise_demo, write_summary
 from pipelines.demo.whole_line import run_whole_line
+from pipelines.training.tasks.presets import DEMO
 
 NUM_SCENES, NUM_PAIRS = 200, 100
 NUM_PICTURES = 16_000
 NUM_REEL_PROMPTS = 6
 
-RUN_SETTINGS: dict[str, Any] = dict(
-    hidden_size=128,
-    num_hidden_layers=6,
-    num_attention_heads=4,
-    head_dim=32,
-    attention_pattern=["row", "column"],
-    feed_forward_multiplier=2,
-    text_sequence_length=16,
-    recompute="none",
-    local_steps=8,
-    inner_batch_size=48,
-    target_batch_size=96,
-    inner_optimizer="muon",
-    outer_learning_rate=0.7,
-    outer_momentum=0.6,
-    num_epochs=40,
-    num_warmup_epochs=2,
-    peak_learning_rate=0.02,
-    weight_decay=0.01,
-    min_8bit_elements=4096,
-    matchmaking_seconds=1.0,
-    averaging_timeout_seconds=30.0,
-    progress_expiration_seconds=20.0,
-    checkpoint_interval_epochs=20,
-    evaluation_interval_epochs=20,
-    reel_interval_epochs=8,
-)
-"""Everything that makes this run smaller than the paper's."""
-
+RUN_SETTINGS: dict[str, Any] = dict(DEMO, reel_interval_epochs=8)
 
 LONG_SETTINGS: dict[str, Any] = RUN_SETTINGS | dict(num_epochs=75)
 """Nearly twice as many samples, as many as the demo had without local steps."""

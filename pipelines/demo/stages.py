@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import shlex
 import subprocess
 import sys
 import time
@@ -36,6 +37,9 @@ class Stages:
 
     environment: Mapping[str, str]
     console: Console
+    shows_commands: bool = field(default=False, kw_only=True)
+    """Whether commands are printed as a user would type them."""
+
     lines: ProgressLines = field(init=False)
     finished: FinishedWork = field(init=False)
 
@@ -113,6 +117,8 @@ class Stages:
 
     def start(self, *command: str, token: str = "", log_name: str, keep_output: bool = False) -> Program:
         """Start a public command in its own process group; its output goes to `LOG_NAME.log`."""
+        if self.shows_commands:
+            self.lines.say(f"[dim]$ {escape(shlex.join(command))}[/dim]", markup=True)
         program = [str(Path(sys.executable).with_name(command[0])), *command[1:]]
         return self.start_program(program, token=token, log_name=log_name, keep_output=keep_output)
 

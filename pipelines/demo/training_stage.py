@@ -19,6 +19,7 @@ from huggingface_hub.errors import HfHubHTTPError
 from hub_tools.counted import counted
 from hub_tools.local_hub import LocalHub
 from hub_tools.run_files import RUN_STATE_FILE
+from pipelines.demo.configured_hub import ConfiguredHub
 from pipelines.demo.demo_plan import Accounts, DemoPlan
 from pipelines.demo.free_ports import take_ports
 from pipelines.demo.running.patience import Patience
@@ -30,7 +31,7 @@ from pipelines.demo.stages import StageError, Stages
 FIRST_PEER_PORT, NUM_PEER_PORTS = 20_000, 10_000
 """The auxiliary peer's port is one of these, by its folder: demos side by side do not take each other's."""
 
-LOOPBACK = "/ip4/127.0.0.1/tcp"
+LOOPBACK, EVERYWHERE = "/ip4/127.0.0.1/tcp", "/ip4/0.0.0.0/tcp"
 SECONDS_TO_START = "300"
 """Of the libp2p daemon: on a machine with other work it may take a minute."""
 
@@ -44,7 +45,7 @@ MOST_RENEWALS = 2
 """How often all peers are started again while no epoch ends."""
 
 
-def train_together(stages: Stages, plan: DemoPlan, accounts: Accounts, hub: LocalHub) -> None:
+def train_together(stages: Stages, plan: DemoPlan, accounts: Accounts, hub: LocalHub | ConfiguredHub) -> None:
     """Train until the Hub has the last epoch's checkpoint; go on from the newest one that it has.
 
     Raises:
@@ -60,7 +61,7 @@ def train_together(stages: Stages, plan: DemoPlan, accounts: Accounts, hub: Loca
 class Training:
     """The peers of a demo's run."""
 
-    def __init__(self, stages: Stages, plan: DemoPlan, accounts: Accounts, hub: LocalHub) -> None:
+    def __init__(self, stages: Stages, plan: DemoPlan, accounts: Accounts, hub: LocalHub | ConfiguredHub) -> None:
         self._stages, self._plan, self._accounts, self._hub = stages, plan, accounts, hub
         self._auxiliary = Peer("The auxiliary peer", "auxiliary", plan.work / "auxiliary.jsonl", self._start_auxiliary)
         self._trainers = [
@@ -152,6 +153,8 @@ class Training:
             self._newest_epoch, self._num_renewals = epoch, 0
 
     def _keep_hub(self) -> None:
+        if isinstance(self._hub, ConfiguredHub):
+            return
         if self._hub.process is None or self._hub.process.poll() is not None:
             self._stages.lines.say("The demo's Hub has ended: it is started again.")
             self._hub.kill()
@@ -228,10 +231,11 @@ class Training:
                 trainer.program = None  # to be started where it is found
         self._port = port
         folder.mkdir(parents=True, exist_ok=True)
+        host = EVERYWHERE if self._plan.is_online else LOOPBACK
         return self._stages.start(
-            "dalle-collab", "run", "assist", self._plan.repository(), "--host", f"{LOOPBACK}/{port}",
+            "dalle-collab", "run", "assist", self._plan.repository(), "--host", f"{host}/{port}",
             "--identity-file", str(folder / "identity.key"),
-            "--state-folder", str(folder), "--organiser-key", str(self._plan.organiser_key),
+            "--state-folder", str(folder), *self._plan.organiser_key,
             "--startup-timeout", SECONDS_TO_START, "--events", str(self._plan.work / "auxiliary.jsonl"),
             token=self._accounts.organiser, log_name="auxiliary",
         )  # fmt: skip
@@ -250,7 +254,7 @@ class Training:
         return f"epoch {max(0, self._auxiliary.epoch)}/{self._plan.num_epochs}, {training_text(self._auxiliary.report)}"
 
 
-def published_epoch(hub: LocalHub, token: str, plan: DemoPlan) -> int:
+def published_epoch(hub: LocalHub | ConfiguredHub, token: str, plan: DemoPlan) -> int:
     """Return the epoch of the run's newest checkpoint on the Hub; 0 if it has none, or the Hub does not answer."""
     api = HfApi(endpoint=hub.endpoint, token=token)
     try:

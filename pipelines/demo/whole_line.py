@@ -5,6 +5,7 @@ where an interrupted one has stopped.
 """
 
 import contextlib
+import dataclasses
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -17,18 +18,21 @@ from rich.markup import escape
 
 from hub_tools.counted import counted
 from hub_tools.local_hub import LocalHub
-from hub_tools.run_files import EVALUATIONS_FILE, METRICS_FOLDER
-from pipelines.demo.demo_plan import ORGANISATION, Accounts, DemoPlan
+from hub_tools.run_files import EVALUATIONS_FILE, METRICS_FOLDER, TRAINING_RUN_FILE
+from pipelines.demo.configured_hub import ConfiguredHub
+from pipelines.demo.demo_plan import Accounts, DemoPlan
 from pipelines.demo.running.event_files import course, num_samples, read_events
 from pipelines.demo.running.finished_work import digest_of, remove
 from pipelines.demo.running.output_folder import demo_folder
 from pipelines.demo.running.progress_lines import ProgressLines
-from pipelines.demo.running_spaces import SPACES_FOLDER, VISITOR, RunningSpaces, SpacesPlan, demo_hub, describe_spaces
-from pipelines.demo.stages import Stages
+from pipelines.demo.running_spaces import SPACES_FOLDER, VISITOR, RunningSpaces, SpacesPlan, describe_spaces, opened_hub
+from pipelines.demo.stages import StageError, Stages
 from pipelines.demo.training_stage import published_epoch, train_together
 from pipelines.training.metrics.evaluation.held_out_losses import read_evaluations
 
 NUM_EXAMPLES = 4
+REPOSITORIES = {"-codec": "model", "-clip": "model", "-codes": "dataset", "": "model"}
+"""What a line publishes: endings of names, and kinds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +67,7 @@ class Line:
     """A demo that has been opened: its Hub, its users, and what runs its stages."""
 
     plan: DemoPlan
-    hub: LocalHub
+    hub: LocalHub | ConfiguredHub
     accounts: Accounts
     stages: Stages
 
@@ -86,9 +90,10 @@ def opened_line(plan: DemoPlan, console: Console) -> Iterator[Line]:
         ValueError: the folder cannot be used for this; the message says why.
     """
     lines = ProgressLines(console)
-    with demo_folder(plan.output, plan.ingredients, lines), demo_hub(plan.output, lines) as hub:
-        accounts = make_accounts(hub, plan.num_trainers)
-        stages = Stages(plan.output, hub.environment(), console)
+    folder = demo_folder(plan.output, plan.ingredients, lines, keeps_others=plan.own_pictures is not None)
+    with folder, opened_hub(plan.output, lines, is_online=plan.is_online) as hub:
+        accounts = make_accounts(hub, plan.organisation, plan.num_trainers)
+        stages = Stages(plan.output, hub.environment(), console, shows_commands=plan.shows_commands)
         yield Line(plan=plan, hub=hub, accounts=accounts, stages=stages)
 
 
@@ -115,8 +120,11 @@ def run_whole_line(
                 "pictures", "Making captioned pictures", lambda: make_pictures(stages, pictures), outputs=[pictures]
             )
         train_models(stages)
+        if plan.is_online:
+            _claim_names(line)
         _publish_dataset(line)
         _create_run(line)
+        line = _with_schedule(line)
         with stages.lines.doing("Choosing captions"):
             captions = list_captions()
         stack.enter_context(_open_spaces(line, captions))
@@ -134,6 +142,27 @@ def run_whole_line(
             )
 
 
+def _claim_names(line: Line) -> None:
+    """Refuse names on the Hub that others use; from the second call on, these repositories are this run's own."""
+
+    def check() -> None:
+        names = [(line.plan.repository(suffix), kind) for suffix, kind in REPOSITORIES.items()]
+        taken = [name for name, kind in names if line.api.repo_exists(name, repo_type=kind)]
+        if taken:
+            raise StageError(f"{', '.join(taken)} exists on the Hub already. Choose another --name.")
+
+    line.stages.once("names", "Looking whether the names are free", check)
+
+
+def _with_schedule(line: Line) -> Line:
+    """Return the line with the length of the run that was created, which the preset may have chosen."""
+    name, folder = TRAINING_RUN_FILE, line.plan.work / "published"
+    file = line.api.hf_hub_download(line.plan.repository(), name, local_dir=folder)
+    num_epochs = json.loads(Path(file).read_text(encoding="utf-8"))["num_epochs"]
+    settings = {**line.plan.run_settings, "num_epochs": num_epochs}
+    return dataclasses.replace(line, plan=dataclasses.replace(line.plan, run_settings=settings))
+
+
 def train_to_the_end(line: Line) -> None:
     """Train until the last epoch is published, unless it is."""
     plan = line.plan
@@ -141,18 +170,24 @@ def train_to_the_end(line: Line) -> None:
     if published_epoch(line.hub, line.accounts.organiser, plan) >= plan.num_epochs:
         line.stages.lines.say(f"[green]kept[/green] {escape(description)}", markup=True)
         return
+    if plan.own_pictures is not None:
+        place = "" if plan.is_online else f"HF_ENDPOINT={line.hub.endpoint} "
+        where = "from anywhere" if plan.is_online else "in another terminal"
+        line.stages.lines.say(f"Others join {where}: {place}dalle-collab join {plan.repository()}")
     with line.stages.stage("training", description):
         train_together(line.stages, plan, line.accounts, line.hub)
 
 
-def make_accounts(hub: LocalHub, num_volunteers: int) -> Accounts:
-    """Return tokens of the demo's users; on its Hub, they and their organisation are created where they are missing."""
+def make_accounts(hub: LocalHub | ConfiguredHub, organisation: str, num_volunteers: int) -> Accounts:
+    """Return tokens of the users; on an embedded Hub, they and the organisation are created where they are missing."""
     organiser = hub.token_of("organiser")
     volunteers = tuple(hub.token_of(f"volunteer-{number + 1}") for number in range(num_volunteers))
     visitor = hub.token_of(VISITOR)
     readers = [VISITOR, *(f"volunteer-{number + 1}" for number in range(num_volunteers))]
+    if isinstance(hub, ConfiguredHub):
+        return Accounts(organiser=organiser, volunteers=volunteers, visitor=visitor)
     with contextlib.suppress(ValueError):  # its name is taken: it is there, with its members
-        hub.create_organization(ORGANISATION, members={"organiser": "admin"} | dict.fromkeys(readers, "read"))
+        hub.create_organization(organisation, members={"organiser": "admin"} | dict.fromkeys(readers, "read"))
     return Accounts(organiser=organiser, volunteers=volunteers, visitor=visitor)
 
 
@@ -165,7 +200,7 @@ def _open_spaces(line: Line, captions: list[str]) -> Iterator[None]:
         return
     spaces = SpacesPlan(
         run=plan.repository(), folder=plan.output / SPACES_FOLDER, endpoint=line.hub.endpoint,
-        token=line.accounts.visitor, examples="|".join(captions[:NUM_EXAMPLES]),
+        token=line.accounts.visitor, examples="|".join(captions[:NUM_EXAMPLES]), is_online=plan.is_online,
     )  # fmt: skip
     with contextlib.ExitStack() as stack:
         try:
@@ -200,7 +235,7 @@ def _publish_dataset(line: Line) -> None:
         lambda: stages.run(
             "dalle-collab", "data", "prepare", str(plan.pictures_to_train_on), "--codec", plan.repository("-codec"),
             "--output", str(plan.work / "dataset"), "--shard-size", str(plan.shard_size),
-            "--caption-lines", plan.caption_lines,
+            *plan.caption_options,
             token=token, log_name="prepare",
         ),
         inputs=line.commit("-codec"), outputs=[plan.work / "dataset"], continues=True,
@@ -238,23 +273,30 @@ def _create_run(line: Line) -> None:
 def create_run(line: Line, *options: str) -> None:
     """Create the demo's run; one that an interrupted call has created, and not trained, is deleted before."""
     plan, settings = line.plan, line.plan.work / "run_settings.json"
+    if line.commit() and published_epoch(line.hub, line.accounts.organiser, plan):
+        raise StageError(f"{plan.repository()} has been trained already. Choose another name, or delete it.")
     line.api.delete_repo(plan.repository(), missing_ok=True)
     remove(plan.auxiliary_folder)
     settings.write_text(json.dumps(dict(plan.run_settings), indent=2) + "\n", encoding="utf-8")
     line.stages.run(
-        "dalle-collab", "run", "create", plan.repository(), *options, "--settings", str(settings),
-        "--organiser-key", str(plan.organiser_key),
+        "dalle-collab", "run", "create", plan.repository(), *options, *plan.create_options, "--settings", str(settings),
+        *plan.organiser_key,
         token=line.accounts.organiser, log_name="run",
     )  # fmt: skip
 
 
 def _draw_all(line: Line, captions: list[str]) -> tuple[list[list[str]], list[list[str]]]:
-    """Draw the grid and all captions; return the files of those that CLIP chose, and of one candidate each."""
+    """Draw the grid and all captions; return the files of those that CLIP chose, and of one candidate each.
+
+    If the grid has all captions it is drawn alone.
+    """
     plan, number = line.plan, counted(len(captions), "caption")
     _draw(
         line, f"Drawing a grid, {plan.num_candidates} candidates for each caption",
         captions[: plan.num_captions_in_grid], "grid", "--mosaic", num_candidates=plan.num_candidates, keep=plan.keep,
     )  # fmt: skip
+    if len(captions) <= plan.num_captions_in_grid:
+        return [], []
     best = _draw(
         line, f"Drawing {number}, {plan.num_candidates} candidates each", captions, "ranked",
         num_candidates=plan.num_candidates, keep=1,

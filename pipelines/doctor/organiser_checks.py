@@ -1,6 +1,5 @@
 """Is a run set up to last? The organiser's checklist as pure decisions."""
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,9 +12,14 @@ from pipelines.training.tasks.language_modeling.settings import LanguageSettings
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 PAPERS_BATCH = 4096
+PAPERS_WIDTH = 1024
 USUAL_RATES = {"lamb": (6.25e-4, 1e-2), "adamw": (1e-4, 2e-3), "muon": (1e-4, 2e-3)}
-"""Lowest and highest usual peak learning rates at the batch of *Training Transformers Together*, where LAMB's was
-2.5e-3; they grow with the batch's square root. Muon's steps are as long as AdamW's."""
+"""Lowest and highest usual peak learning rates at batch and width of *Training Transformers Together*, where LAMB's was
+2.5e-3. Muon's steps are as long as AdamW's."""
+
+WIDTH_EXPONENTS, BATCH_EXPONENTS = (1.5, 1.7), (0.5, 0.25)
+"""How lowest and highest grow as models get narrower, and fall as batches get smaller: between them are the rates that
+were best for the demo (128 wide: Muon 0.02, LAMB 0.02 to 0.06) and for the benchmarks (64 and 48 wide: Muon 0.02)."""
 
 WARMUP_SHARES = (0.005, 0.3)
 MANY_PASSES = 100
@@ -66,15 +70,26 @@ def check_schedule(run: TrainingRun, num_records: int | None) -> list[CheckResul
     return [warmup, check_rate(run), _check_batch(run, num_records)]
 
 
+def usual_rates(optimizer: str, batch: float, width: int) -> tuple[float, float]:
+    """Return the lowest and the highest usual peak learning rate for a batch and a hidden size."""
+    narrow, small = max(1.0, PAPERS_WIDTH / width), batch / PAPERS_BATCH
+    low, high = (
+        rate * narrow**by_width * small ** (by_batch if small < 1 else 0.5)
+        for rate, by_width, by_batch in zip(USUAL_RATES[optimizer], WIDTH_EXPONENTS, BATCH_EXPONENTS, strict=True)
+    )
+    return low, high
+
+
 def check_rate(run: TrainingRun) -> CheckResult:
     """A rate of another optimizer's size makes a run diverge, or learn nothing."""
     optimizer = run.stepping_optimizer
     counted_in_tokens = run.unit == "tokens"
     weight = LanguageSettings.from_mapping(run.task_settings).sample_weight(run.task) if counted_in_tokens else 1.0
     batch = (run.inner_batch_size if run.local_steps > 1 else run.target_batch_size) / weight
-    low, high = (rate * math.sqrt(batch / PAPERS_BATCH) for rate in USUAL_RATES[optimizer])
-    seen = f"{run.peak_learning_rate:g} with {optimizer} at {batch:,.0f} samples"
-    expected = f"{low:.1e} to {high:.1e} (usual with {optimizer}, with the batch's square root; small models take more)"
+    width = int({**run.model_config, **run.task_settings}.get("hidden_size") or PAPERS_WIDTH)
+    low, high = usual_rates(optimizer, batch, width)
+    seen = f"{run.peak_learning_rate:g} with {optimizer} at {batch:,.0f} samples, {width:,} wide"
+    expected = f"{low:.1e} to {high:.1e} (usual with {optimizer} for this batch and width)"
     right = low <= run.peak_learning_rate <= high
     return ok("peak rate", seen, expected) if right else warn("peak rate", seen, expected, _set("peak_learning_rate"))
 

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from pipelines.command_line.clip import app, captioned_pictures
 from pipelines.data_preparation.encoding import decode_picture
 from pipelines.data_preparation.filtering import FilterPolicy
+from pipelines.data_preparation.reading.reading_options import ReadingOptions
 
 COLOURS = {"red": (220, 30, 30), "green": (30, 180, 60), "blue": (30, 60, 220), "white": (250, 250, 250)}
 QUICK = ["--steps", "60", "--batch-size", "16", "--group-size", "4", "--image-size", "32", "--learning-rate", "0.001"]
@@ -59,7 +60,8 @@ def test_the_clip_sees_pictures_as_the_codec_does_and_what_the_dataset_leaves_ou
     for name in ("a", "flat"):
         (tmp_path / f"{name}.txt").write_text(f"a picture, {name}\nde.utf8=ein Bild")
     dropped = Counter()
-    ((caption, picture),) = captioned_pictures([tmp_path], dropped, 32, caption_lines="first")
+    policy = FilterPolicy(reading=ReadingOptions(caption_lines="first"))
+    ((caption, picture),) = captioned_pictures([tmp_path], dropped, 32, policy)
     assert caption == "a picture, a" and dropped == {"extreme_aspect_ratio": 1}
     seen, _, _ = decode_picture((tmp_path / "a.png").read_bytes(), 32, FilterPolicy())
     assert np.array_equal(picture, seen) and (picture[0] == 255).all() and picture[16, 16].tolist() == [200, 0, 0]

@@ -42,9 +42,11 @@ def test_the_schedule_is_told_in_passes_and_hours():
 def test_outer_steps_are_told_and_a_rate_of_lambs_size_with_another_optimizer():
     (said,) = step_sentences(tiny_run(target_batch_size=4096), 10**6)
     assert said.endswith("times lamb's: --set optimizer=muon --set peak_learning_rate=0.001")
-    run = tiny_run(target_batch_size=4096, optimizer="muon", peak_learning_rate=2.5e-3)
+    run = tiny_run(target_batch_size=4096, optimizer="muon", peak_learning_rate=2.5e-3, model_config={})
     (said,) = step_sentences(run, 10**6)
-    assert said.startswith("peak_learning_rate is 0.0025 with muon at 4,096 samples; expected 1.0e-04 to 2.0e-03 (")
+    assert said.startswith(
+        "peak_learning_rate is 0.0025 with muon at 4,096 samples, 1,024 wide; expected 1.0e-04 to 2.0e-03 ("
+    )
     assert step_sentences(run.replace(peak_learning_rate=1e-3), 10**6) == []
     inner = TrainingRun(run_id="a", local_steps=15, inner_optimizer="muon", peak_learning_rate=3e-4)
     (said,) = step_sentences(inner, 10**6)

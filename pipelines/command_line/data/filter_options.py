@@ -17,6 +17,10 @@ CaptionLines = Annotated[
     str, typer.Option(help="A caption of several lines: drop the sample, take the first line, or join the lines.")
 ]
 
+CaptionFrom = Annotated[
+    str, typer.Option(help="files: texts and tables; else words in the picture's name, its folder, or path (both).")
+]
+
 
 def read_policy(
     *,
@@ -35,9 +39,7 @@ def read_policy(
         float | None, typer.Option(help="Lowest similarity of caption and picture kept; drops samples without one.")
     ] = None,
     caption_lines: CaptionLines = "drop",
-    caption_from: Annotated[
-        str, typer.Option(help="files: texts and tables; else words in the picture's name, its folder, or path (both).")
-    ] = "files",
+    caption_from: CaptionFrom = "files",
     caption_column: Annotated[
         str | None, typer.Option(help="Column or JSON field of captions; default: caption, text, alt_text, ...")
     ] = None,

@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -74,8 +75,8 @@ def text_sentences(lengths: Sequence[int], config: DalleCollabConfig) -> list[st
     if not lengths:
         return []
     ordered, places = sorted(lengths), config.text_sequence_length
-    held = ordered[math.ceil(HELD_SHARE * len(ordered)) - 1]
-    fitting = max(LENGTH_STEP, LENGTH_STEP * math.ceil(held / LENGTH_STEP))
+    held = _held(ordered)
+    fitting = fitting_length(lengths)
     cut = sum(length > places for length in ordered) / len(ordered)
     said = [
         f"Captions: half have at most {ordered[(len(ordered) - 1) // 2]} tokens, {HELD_SHARE:.0%} at most {held}, the "
@@ -97,19 +98,42 @@ def text_sentences(lengths: Sequence[int], config: DalleCollabConfig) -> list[st
     return said
 
 
-def explain_run(run: TrainingRun, processor: Any, num_parameters: int) -> list[str]:
-    """Return sentences about a run that is being created, from samples of its dataset.
+def fitting_length(lengths: Sequence[int]) -> int:
+    """Return a `text_sequence_length` that keeps nearly all captions of these lengths, in tokens, whole."""
+    return max(LENGTH_STEP, LENGTH_STEP * math.ceil(_held(sorted(lengths)) / LENGTH_STEP)) if lengths else LENGTH_STEP
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetSample:
+    """What is known of a run's dataset without reading it all."""
+
+    num_records: int
+    """0: it is of texts, which are counted in tokens."""
+
+    caption_lengths: Sequence[int]
+    """In tokens of the run's tokenizer, of captions spread over the dataset."""
+
+    @classmethod
+    def read(cls, run: TrainingRun, processor: Any) -> "DatasetSample":
+        """Read it of a run's dataset. Raises one of `UNREADABLE`."""
+        files = dataset_files(run) if run.unit == "samples" else []
+        captions = list(read_captions(files, HfFileSystem().open)) if run.task == "text-to-image" else []
+        pieces = processor.tokenizer(captions, add_special_tokens=False, verbose=False)["input_ids"] if captions else []
+        return cls(num_records=count_records(files) if files else 0, caption_lengths=[len(ids) for ids in pieces])
+
+
+def explain_run(
+    run: TrainingRun, processor: Any, num_parameters: int, dataset: DatasetSample | None = None
+) -> list[str]:
+    """Return sentences about a run that is being created, from samples of its dataset, which are read if not given.
 
     What cannot be read is said instead: it does not stop a run from being created.
     """
     try:
-        files = dataset_files(run) if run.unit == "samples" else []
-        said = [*step_sentences(run, num_parameters), *schedule_sentences(run, count_records(files) if files else 0)]
+        dataset = dataset or DatasetSample.read(run, processor)
+        said = [*step_sentences(run, num_parameters), *schedule_sentences(run, dataset.num_records)]
         if run.task == "text-to-image":
-            tokenize = processor.tokenizer
-            captions = list(read_captions(files, HfFileSystem().open))
-            pieces = tokenize(captions, add_special_tokens=False, verbose=False)["input_ids"] if captions else []
-            said += text_sentences([len(ids) for ids in pieces], checked_configuration(run.model_config))
+            said += text_sentences(dataset.caption_lengths, checked_configuration(run.model_config))
     except UNREADABLE as error:
         return [f"What the settings mean for {run.dataset_repository} cannot be said: {error}"]
     return said
@@ -124,6 +148,10 @@ def read_captions(files: Sequence[str], open_file: Callable[[str], Any]) -> Iter
                 for caption in batch.column("caption").to_pylist():
                     if isinstance(caption, str):
                         yield caption[:MOST_CHARACTERS]
+
+
+def _held(ordered: Sequence[int]) -> int:
+    return ordered[math.ceil(HELD_SHARE * len(ordered)) - 1]
 
 
 def _work(config: DalleCollabConfig, text_sequence_length: int) -> float:

@@ -17,16 +17,25 @@ from pipelines.command_line.run import recompute as run_recompute
 from pipelines.command_line.run import report as run_report
 from pipelines.command_line.run import rollback as run_rollback
 from pipelines.command_line.run import settings as run_settings
-from pipelines.command_line.terminal.setting_options import Run, parse_settings
+from pipelines.command_line.terminal.setting_options import Run, parse_settings, refuse_given
 
 app = typer.Typer(no_args_is_help=True)
 
 
 def create(
+    context: typer.Context,
     repository: Run,
     dataset: Annotated[str, typer.Option(help="Dataset Hub repository, ORG/NAME: image codes, or text.")],
     task: Annotated[str, typer.Option(help="text-to-image, fill-mask or text-generation.")] = "text-to-image",
-    preset: Annotated[str | None, typer.Option(help="Recipe that sets the settings: paper, sahajbert.")] = None,
+    preset: Annotated[
+        str | None, typer.Option(help="Recipe that sets the settings: small (see --hours), demo, paper, sahajbert.")
+    ] = None,
+    hours: Annotated[
+        float, typer.Option(help="With --preset small: how long the run may take; its model and schedule follow.")
+    ] = 8.0,
+    hardware: Annotated[
+        str | None, typer.Option(help="With --preset small: what trains, such as '4 cores' or '2 t4'; default: this.")
+    ] = None,
     codec: Annotated[str | None, typer.Option(help="Codec that made the image codes, a Model Hub repository.")] = None,
     tokenizer: Annotated[str, typer.Option(help="Folder or Model Hub repository of a fast tokenizer.")] = "t5-small",
     clip: Annotated[str | None, typer.Option(help="CLIP that ranks pictures; default: ViT-B-32/openai.")] = None,
@@ -47,6 +56,9 @@ def create(
 ) -> None:
     """Create a training run: publish its settings and its tokenizer or processor to the Model Hub.
 
+    `--preset small` is for some thousand pictures: it fits model and schedule to the dataset, `--hours` and
+    `--hardware`, and says what to expect. `--set` overrides each of its settings.
+
     It also makes the organiser's key, which stays on this machine: with it alone the run's publishers are named and
     revoked (run keys). It says how often the schedule passes over the dataset, how long that takes, and what the
     length of the texts costs; so does `--dry-run`, which creates nothing.
@@ -59,8 +71,8 @@ def create(
 
       dalle-collab run create my-org/birds --dataset my-org/birds-codes --codec my-org/vqgan-f8
 
-      dalle-collab run create my-org/tiny --dataset my-org/shapes --codec my-org/codec --tokenizer ./tokenizer
-      --set hidden_size=128 --set num_hidden_layers=6 --set target_batch_size=256
+      dalle-collab run create my-org/birds --dataset my-org/birds-codes --codec my-org/codec --tokenizer ./tokenizer
+      --preset small --hours 8 --dry-run
 
       dalle-collab run create my-org/birds --dataset my-org/birds-codes --codec my-org/vqgan-f8 --links 15 --dry-run
 
@@ -70,12 +82,16 @@ def create(
       dalle-collab run create my-org/gpt --task text-generation --dataset my-org/text --tokenizer gpt2
       --set model_type=gpt2 --set sequence_length=1024
     """
+    if preset != "small":
+        refuse_given(context, "it is for --preset small", "hours", "hardware")
+    import dataclasses
     import tempfile
 
     import torch
 
-    from pipelines.command_line.explaining.run_meaning import explain_run
+    from pipelines.command_line.explaining.run_meaning import DatasetSample, explain_run
     from pipelines.command_line.explaining.slow_links import settings_for_links
+    from pipelines.command_line.explaining.small_runs import fit_small_run
     from pipelines.training.optimizers.choice import parameter_groups
     from pipelines.training.repository.creation import create_run_repository
     from pipelines.training.repository.organiser import found_organiser
@@ -96,6 +112,14 @@ def create(
         clip=clip,
     )
     run, processor = compose_run(request)
+    told: list[str] = []
+    dataset_sample = None
+    if preset == "small":
+        dataset_sample = DatasetSample.read(run, processor)
+        fitted, told = fit_small_run(run, dataset_sample, chosen, hours, hardware)
+        fitted.pop("run_id", None)
+        request = dataclasses.replace(request, settings=fitted)
+        run, processor = compose_run(request)
     num_parameters = open_task(run, repository).num_parameters()
     if links is not None:
         proposed = settings_for_links(run, num_parameters, links)
@@ -103,7 +127,8 @@ def create(
     if run.stepping_optimizer == "muon" and not run.task_settings.get("start_from"):
         with torch.device("meta"):  # nothing is allocated
             parameter_groups(run, open_task(run, repository).new_model())
-    for sentence in (*settings_without_effect(run, chosen), *explain_run(run, processor, num_parameters)):
+    told += [*settings_without_effect(run, chosen), *explain_run(run, processor, num_parameters, dataset_sample)]
+    for sentence in told:
         typer.echo(sentence)
     if dry_run:
         typer.echo("Nothing was created.")

@@ -24,8 +24,12 @@ GIGABYTES_NEEDED = 0.5
 
 
 @contextlib.contextmanager
-def demo_folder(folder: Path, ingredients: Mapping[str, Any], lines: ProgressLines) -> Iterator[None]:
+def demo_folder(
+    folder: Path, ingredients: Mapping[str, Any], lines: ProgressLines, *, keeps_others: bool = False
+) -> Iterator[None]:
     """Hold a folder for a demo of these ingredients; files of a demo of others are removed.
+
+    `keeps_others`: a folder with others is refused instead, and another version of the package goes on.
 
     Raises:
         ValueError: the folder has files that no demo wrote, another demo runs in it, or it cannot be written to.
@@ -33,7 +37,8 @@ def demo_folder(folder: Path, ingredients: Mapping[str, Any], lines: ProgressLin
     refuse_strangers(folder)
     with sole_demo(folder, lines):
         _check_space(folder)
-        _keep_or_empty(folder, dict(ingredients, version=package_version()), lines)
+        ingredients = ingredients if keeps_others else dict(ingredients, version=package_version())
+        _keep_or_empty(folder, ingredients, lines, keeps_others=keeps_others)
         yield
 
 
@@ -94,7 +99,7 @@ def _content(folder: Path) -> list[Path]:
     return [path for path in folder.iterdir() if path.name != LOCK_FILE]
 
 
-def _keep_or_empty(folder: Path, ingredients: Mapping[str, Any], lines: ProgressLines) -> None:
+def _keep_or_empty(folder: Path, ingredients: Mapping[str, Any], lines: ProgressLines, *, keeps_others: bool) -> None:
     marker = folder / MARKER_FILE
     text = json.dumps(ingredients, sort_keys=True)
     if marker.exists():
@@ -105,6 +110,12 @@ def _keep_or_empty(folder: Path, ingredients: Mapping[str, Any], lines: Progress
         if isinstance(before, dict) and not (differences := what_differs(before, json.loads(text))):
             lines.say(f"Going on with what is in {folder}; to begin anew, delete it.")
             return
+        if keeps_others:
+            seen = differences if isinstance(before, dict) else f"{marker} cannot be read"
+            raise ValueError(
+                f"{folder} has a run of other pictures or options ({seen}). Give the same ones to go on with it, or "
+                "choose another folder: --output NAME"
+            )
         lines.say(
             f"{folder} has a demo of {'other settings' if isinstance(before, dict) else 'an older version'}"
             f"{f' ({differences})' if isinstance(before, dict) else ''}: beginning anew."

@@ -68,8 +68,44 @@ norm, batch) is from the original run's `run_trainer.py` and `arguments.py`. The
 mean, as the paper's, as long as no peer stands out.
 """
 
-PRESETS = {"sahajbert": ("fill-mask", SAHAJBERT), "paper": ("text-to-image", PAPER)}
-"""Task and settings by name."""
+DEMO: Mapping[str, Any] = {
+    "hidden_size": 128,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 4,
+    "head_dim": 32,
+    "attention_pattern": ["row", "column"],
+    "feed_forward_multiplier": 2,
+    "text_sequence_length": 16,
+    "recompute": "none",
+    "local_steps": 8,
+    "inner_batch_size": 48,
+    "target_batch_size": 96,
+    "inner_optimizer": "muon",
+    "outer_learning_rate": 0.7,
+    "outer_momentum": 0.6,
+    "num_epochs": 40,
+    "num_warmup_epochs": 2,
+    "peak_learning_rate": 0.02,
+    "weight_decay": 0.01,
+    "min_8bit_elements": 4096,
+    "matchmaking_seconds": 1.0,
+    "averaging_timeout_seconds": 30.0,
+    "progress_expiration_seconds": 20.0,
+    "checkpoint_interval_epochs": 20,
+    "evaluation_interval_epochs": 20,
+}
+"""The recipe of `dalle-collab demo run`: two peers, each on one core, learn to draw scenes of 64 codes in six minutes.
+
+Its rates and outer steps were tuned for that; docs/measurements.md has what it reaches.
+"""
+
+PRESETS = {
+    "demo": ("text-to-image", DEMO),
+    "paper": ("text-to-image", PAPER),
+    "sahajbert": ("fill-mask", SAHAJBERT),
+    "small": ("text-to-image", DEMO),
+}
+"""Task and settings by name. `small` begins with the demo's; `small_runs` fits them to the dataset and the hours."""
 
 
 def preset_settings(name: str | None, task: str) -> dict[str, Any]:

@@ -60,13 +60,6 @@ def test_the_judge_refuses_what_is_no_scene(tmp_path):
     assert isinstance(run("judge", tmp_path / "absent.png").exception, FileNotFoundError)
 
 
-def test_a_folder_without_pictures_is_refused_before_anything_is_written(tmp_path):
-    (tmp_path / "empty").mkdir()
-    result = run("photographs", "--source", tmp_path / "empty", "--output", tmp_path / "output")
-    assert isinstance(result.exception, ValueError) and "no pictures" in str(result.exception)
-    assert not (tmp_path / "output").exists()
-
-
 def test_help_of_the_demo_commands_needs_no_heavy_library():
     code = "import sys; import pipelines.command_line.demo; print(*sys.modules)"
     modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
