@@ -16,6 +16,7 @@ from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[1]
 TEMPLATES = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))
+PRODUCT = ("modeling_dalle_collab", "pipelines", "hub_tools", "spaces", "dalle_collab")
 FIELDS = {"markdown": "value", "input": "label", "textarea": "label", "dropdown": "label", "checkboxes": "label"}
 
 
@@ -114,3 +115,13 @@ def test_what_benchmarks_and_long_tests_import_is_there():
     }
     assert len(files) > 20
     assert [pair for pair in sorted(modules) if importlib.util.find_spec(pair[1]) is None] == []
+
+
+def test_no_two_public_classes_of_the_product_have_one_name():
+    places: dict[str, list[str]] = defaultdict(list)
+    for path in (path for folder in PRODUCT for path in sorted((ROOT / folder).rglob("*.py"))):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places[node.name].append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    assert len(places) > 500
+    assert {name: where for name, where in places.items() if len(where) > 1} == {}

@@ -140,7 +140,7 @@ class GroupSignatures:
         return self.gate is None or self.gate.has_signed(peer_id, token, statement, signature)
 
 
-class AnsweringAverager(Protocol):
+class GatedAverager(Protocol):
     """What the gate needs from its averager, besides the calls it answers."""
 
     async def until_group_is_checked(self, group_id: bytes) -> None:
@@ -211,7 +211,7 @@ class AveragingGate:
         if self._guard is not None:
             self._guard.check((await greet(peer_id)).service_access_token.username, peer_id)
 
-    def guarded(self, averager: AnsweringAverager) -> "_GuardedCalls | None":
+    def guarded(self, averager: GatedAverager) -> "_GuardedCalls | None":
         """Return the averager's handlers behind the gate; None: the averager may answer itself."""
         return None if self._guard is None else _GuardedCalls(averager, self._guard, self._seconds)
 
@@ -226,7 +226,7 @@ class AveragingGate:
 class _GuardedCalls:
     """An averager's handlers behind the gate; unlisted handlers are closed to strangers."""
 
-    def __init__(self, averager: AnsweringAverager, gate: AdmissionGate, seconds: float | None) -> None:
+    def __init__(self, averager: GatedAverager, gate: AdmissionGate, seconds: float | None) -> None:
         """`seconds`: how long a stranger's first part waits for a group in which it is a member; None: for ever."""
         self._averager, self._gate, self._seconds = averager, gate, seconds
 

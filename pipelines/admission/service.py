@@ -50,7 +50,7 @@ NUM_THREADS = 20
 UPDATE = "Update: pip install -U dalle-collab"
 
 
-class Refusal(Exception):
+class NotAdmitted(Exception):
     """The answer to a refused peer."""
 
     def __init__(self, status: int, reason: str, message: str) -> None:
@@ -106,7 +106,7 @@ class AdmissionService:
         """Return a token for the requesting peer; `hub_token` is what peers of old versions show in place of a proof.
 
         Raises:
-            Refusal: the peer gets none; the message says why and what to do.
+            NotAdmitted: the peer gets none; the message says why and what to do.
         """
         peer_id = self._check_form(request, now)
         try:
@@ -119,7 +119,7 @@ class AdmissionService:
             username, confirmed_at = self._vouched_user(request, peer_id, now, error)
         expires_at = now + self.options.lifetime_seconds
         if wait := self._live_peers.admit(username, peer_id, now, expires_at):
-            raise Refusal(
+            raise NotAdmitted(
                 403, "too_many_peers", f"{username} has {counted(self.options.peers_per_user, 'peer')} in this run, "
                 f"the most that its organiser allows. Stop one of them, and try again in {wait:.0f} s.",
             )  # fmt: skip
@@ -147,24 +147,26 @@ class AdmissionService:
 
     def _check_form(self, request: AdmissionRequest, now: float) -> str:
         if request.run_id != self.run_id:
-            raise Refusal(404, "other_run", f"This service admits to the run {self.run_id!r}, not {request.run_id!r}.")
+            raise NotAdmitted(
+                404, "other_run", f"This service admits to the run {self.run_id!r}, not {request.run_id!r}."
+            )
         if abs(request.time - now) > MAX_CLOCK_DIFFERENCE_SECONDS:
-            raise Refusal(
+            raise NotAdmitted(
                 400, "clock", f"Your clock is {request.time - now:+.0f} s off. Set it: sudo timedatectl set-ntp true"
             )
         try:
             return check_request(request)
         except ValueError as error:
-            raise Refusal(400, "bad_request", f"The request is invalid: {error}.") from error
+            raise NotAdmitted(400, "bad_request", f"The request is invalid: {error}.") from error
 
     def _proven_user(self, request: AdmissionRequest, now: float) -> tuple[str, list[str]]:
         """Look on the Hub for the proof of the user; return the user's name and organisations."""
         username, place = request.username, f"{request.username}/{PROOF_REPOSITORY}"
         if not re.fullmatch(USERNAME_PATTERN, username) or len(request.nonce) < MIN_NONCE_CHARACTERS:
-            raise Refusal(400, "bad_request", f"The request names no user. {UPDATE}")
+            raise NotAdmitted(400, "bad_request", f"The request names no user. {UPDATE}")
         lasts = request.proof_expires_at - now
         if not 0 < lasts <= 2 * PROOF_SECONDS or not is_placed(self.api, username, self.shown(request, None)):
-            raise Refusal(401, "no_proof", f"The Hub shows no proof in {self.api.endpoint}/{place}. Is it public?")
+            raise NotAdmitted(401, "no_proof", f"The Hub shows no proof in {self.api.endpoint}/{place}. Is it public?")
         try:
             user = self.api.get_user_overview(username)
         except HfHubHTTPError as error:
@@ -172,7 +174,7 @@ class AdmissionService:
                 raise
             user = None
         if user is None or user.username != username:  # what an organisation or an old name has proves no user
-            raise Refusal(401, "no_user", f"The Hub at {self.api.endpoint} has no user {username}.")
+            raise NotAdmitted(401, "no_user", f"The Hub at {self.api.endpoint} has no user {username}.")
         return username, [item.name for item in user.orgs]
 
     def _has_member(self, organisation: str, username: str) -> bool:
@@ -192,7 +194,7 @@ class AdmissionService:
             if error.response.status_code not in (401, 403):
                 raise
             # Not `from error`: the client's error may show the request's headers.
-            raise Refusal(
+            raise NotAdmitted(
                 401,
                 "bad_token",
                 f"The Hub at {self.api.endpoint} does not know your token. Create one, and log in: hf auth login",
@@ -207,12 +209,12 @@ class AdmissionService:
         organisation = self.repository.partition("/")[0]
         reason = objection_to(username, organisations, organisation=organisation, lists=lists)
         if reason == "banned":
-            raise Refusal(
+            raise NotAdmitted(
                 403, reason, f"{username} is banned from {self.repository}. If that is a mistake, ask its moderators: "
                 f"{self.api.endpoint}/{self.repository}/discussions",
             )  # fmt: skip
         if reason is not None and not self._has_member(organisation, username):
-            raise Refusal(
+            raise NotAdmitted(
                 403, reason, f"{username} is not a member of {organisation}. Ask to join: "
                 f"{self.api.endpoint}/{organisation}, or ask its moderators to allow you in admission.json",
             )  # fmt: skip
@@ -224,9 +226,9 @@ class AdmissionService:
         try:
             held = self._check.check(request.token, now, peer_id=bytes.fromhex(peer_id))
         except TokenRefusedError:
-            raise Refusal(503, "hub_away", f"{away}, so nobody can be admitted now. Try again later.") from None
+            raise NotAdmitted(503, "hub_away", f"{away}, so nobody can be admitted now. Try again later.") from None
         if now - held.confirmed_at > self.options.grace_seconds:
-            raise Refusal(503, "hub_away", f"{away} for longer than peers may stay without it. Try again later.")
+            raise NotAdmitted(503, "hub_away", f"{away} for longer than peers may stay without it. Try again later.")
         return held.username, held.confirmed_at
 
 
@@ -322,17 +324,17 @@ def build_application(service: AdmissionService, *, clock: Callable[[], float] =
             # Junk costs nobody anything: only what would be asked of the Hub counts.
             hub_token, asked = _bearer_of(request), await _request_in(request)
             if hub_token is None and not asked.username:
-                raise Refusal(401, "no_token", f"The request has no proof of its user, and no Hub token. {UPDATE}")
+                raise NotAdmitted(401, "no_token", f"The request has no proof of its user, and no Hub token. {UPDATE}")
             if service.has_confirmed(shown := service.shown(asked, hub_token)):
                 wait, whose, threads = members.seconds_to_wait(shown, now), "of your peer", for_members
             else:
                 address = customer_of(request.client.host) if request.client else ""
                 wait, whose, threads = strangers.seconds_to_wait(address, now), "from your address", for_strangers
             if wait:
-                raise Refusal(429, "too_many", f"Too many requests {whose}. Try again in {wait:.0f} s.")
+                raise NotAdmitted(429, "too_many", f"Too many requests {whose}. Try again in {wait:.0f} s.")
             loop = asyncio.get_running_loop()
             text = await loop.run_in_executor(threads, service.admit, asked, hub_token, now)
-        except Refusal as refusal:
+        except NotAdmitted as refusal:
             logger.info("Refused: %s.", refusal.reason)
             return JSONResponse(dict(reason=refusal.reason, message=str(refusal)), refusal.status)
         return JSONResponse(dict(token=text, lifetime_seconds=service.options.lifetime_seconds))
@@ -345,7 +347,7 @@ def _bearer_of(request: Request) -> str | None:
     if scheme.lower() != "bearer" or not token.strip():
         return None
     if len(token) > 1024 or not token.isascii():
-        raise Refusal(401, "bad_token", "The request's token is not a Hub token. Log in: hf auth login")
+        raise NotAdmitted(401, "bad_token", "The request's token is not a Hub token. Log in: hf auth login")
     return token.strip()
 
 
@@ -356,11 +358,11 @@ async def _request_in(request: Request) -> AdmissionRequest:
             async for chunk in request.stream():
                 content += chunk
                 if len(content) > MAX_BODY_BYTES:
-                    raise Refusal(413, "bad_request", f"The request is longer than {MAX_BODY_BYTES} bytes.")
+                    raise NotAdmitted(413, "bad_request", f"The request is longer than {MAX_BODY_BYTES} bytes.")
     except TimeoutError:
-        raise Refusal(408, "bad_request", f"The request took longer than {MAX_SECONDS_TO_SEND:.0f} s.") from None
+        raise NotAdmitted(408, "bad_request", f"The request took longer than {MAX_SECONDS_TO_SEND:.0f} s.") from None
     try:
         return AdmissionRequest.from_mapping(parse_json(content))
     except ValueError as error:
         problem = "the body is not JSON" if isinstance(error, json.JSONDecodeError) else str(error)
-        raise Refusal(400, "bad_request", f"The request is invalid: {problem}. {UPDATE}") from None
+        raise NotAdmitted(400, "bad_request", f"The request is invalid: {problem}. {UPDATE}") from None

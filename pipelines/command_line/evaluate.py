@@ -201,8 +201,8 @@ def _evaluate_language(
     *,
     as_json: bool,
 ) -> None:
-    """Measure one checkpoint or two; `finetuning` are fields of `FinetuningOptions`."""
-    from pipelines.evaluation.language.finetuning import FinetuningOptions
+    """Measure one checkpoint or two; `finetuning` are fields of `ClassifierOptions`."""
+    from pipelines.evaluation.language.finetuning import ClassifierOptions
     from pipelines.evaluation.language.yardsticks import (
         evaluate_language,
         open_language_checkpoint,
@@ -211,7 +211,7 @@ def _evaluate_language(
     from pipelines.evaluation.report import report_of
     from pipelines.stage_progress import stage_progress
 
-    tuning = FinetuningOptions(**finetuning)
+    tuning = ClassifierOptions(**finetuning)
     reports, place = [], subjects[0].place
     checkpoints = [open_language_checkpoint(each, run, place, device) for each in subjects]
     with stage_progress() as on_progress:

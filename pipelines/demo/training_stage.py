@@ -22,10 +22,10 @@ from hub_tools.run_files import RUN_STATE_FILE
 from pipelines.demo.configured_hub import ConfiguredHub
 from pipelines.demo.demo_plan import Accounts, DemoPlan
 from pipelines.demo.free_ports import take_ports
-from pipelines.demo.running.patience import Patience
 from pipelines.demo.running.peers import Peer
 from pipelines.demo.running.programs import Program, stop_all
 from pipelines.demo.running.progress_pictures import ProgressPictures
+from pipelines.demo.running.stall_timeout import StallTimeout
 from pipelines.demo.stages import StageError, Stages
 
 FIRST_PEER_PORT, NUM_PEER_PORTS = 20_000, 10_000
@@ -72,7 +72,7 @@ class Training:
             for number in range(len(accounts.volunteers))
         ]  # fmt: skip
         self._pictures = ProgressPictures(plan.auxiliary_folder, plan.output)
-        self._patience = Patience(time.monotonic())
+        self._stall_timeout = StallTimeout(time.monotonic())
         self._newest_epoch = 0
         self._num_renewals = 0
         """Since an epoch has ended that none had reached before."""
@@ -122,7 +122,7 @@ class Training:
         failed = [peer for peer in self._peers if peer.has_failed(now)]  # before the last that they say is read
         for peer in self._peers:
             if peer.hear(now):
-                self._patience.advanced(now)
+                self._stall_timeout.advanced(now)
         self._note_epoch()
         if news := self._pictures.news(self._plan.num_epochs):
             self._stages.lines.say(news)
@@ -137,7 +137,7 @@ class Training:
                 if trainer.program is None or (trainer in failed and not self._may_miss(trainer)):
                     self._start_again(trainer, now)
         self._look_for_end(now)
-        if self._patience.is_over(now):
+        if self._stall_timeout.is_over(now):
             self._begin_anew(now)
 
     @property
@@ -200,7 +200,7 @@ class Training:
                 self._start_again(trainer, now)
 
     def _begin_anew(self, now: float) -> None:
-        seconds = self._patience.seconds_waited(now)
+        seconds = self._stall_timeout.seconds_waited(now)
         seen = ", ".join(f"{peer.name[0].lower()}{peer.name[1:]} {_state(peer)}" for peer in self._peers)
         if self._num_renewals == MOST_RENEWALS:
             raise StageError(
@@ -216,7 +216,7 @@ class Training:
         for peer in self._peers:
             peer.program, peer.num_starts, peer.epoch = None, 0, -1
         self._auxiliary.start(now)
-        self._patience.begin_anew(time.monotonic())
+        self._stall_timeout.begin_anew(time.monotonic())
 
     def _where_to_look(self) -> str:
         return f"Logs are in {self._stages.logs}. The same command goes on from the newest checkpoint."

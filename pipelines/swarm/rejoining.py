@@ -36,7 +36,7 @@ MOST_REMEMBERED = 256
 SECONDS_BETWEEN_LOOKS_AT_THE_CLOCK, MOST_ASKED_FOR_THE_TIME = 1.0, 5
 
 
-class Acquaintances:
+class KnownNodes:
     """The nodes that a node knows or has known, and which of them it should ping."""
 
     def __init__(self, entry_peers: Collection[PeerID]) -> None:
@@ -76,11 +76,11 @@ async def _begin(entry_addresses: Sequence[str], _dht: hivemind.DHT, node: DHTNo
 
 
 async def _stay_joined(node: DHTNode, addresses: Mapping[PeerID, Sequence[Multiaddr]]) -> None:
-    acquaintances, loop = Acquaintances(addresses), asyncio.get_running_loop()
+    nodes, loop = KnownNodes(addresses), asyncio.get_running_loop()
     while node.is_alive:
         await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
         present = set(node.protocol.routing_table.peer_id_to_uid)
-        lost = acquaintances.whom_to_ask(present, loop.time())
+        lost = nodes.whom_to_ask(present, loop.time())
         questions = [_ask(node, peer, addresses.get(peer, ())) for peer in lost]
         await asyncio.gather(*questions, return_exceptions=True)  # whatever the error, it is retried later
 

@@ -15,7 +15,7 @@ from hub_tools.one_line_errors import explain_error
 from pipelines.pages.joining import join_view
 from pipelines.pages.joining.join_session import JoinSession
 from pipelines.pages.joining.join_settings import JoinSettings, hosts_from
-from pipelines.pages.joining.permissions import control_of, is_on_hub
+from pipelines.pages.joining.permissions import access_of, is_on_hub
 from pipelines.pages.joining.presentation import STYLE, checks_html, contribution_html, notice_html, state_html
 from pipelines.pages.own_pages import own_pages_only
 from pipelines.pages.page_style import PAGE_STYLE
@@ -37,9 +37,9 @@ def build_interface(session: JoinSession, environment: Mapping[str, str]) -> gr.
     on_hub, hosts = is_on_hub(environment), hosts_from(environment)
 
     def show(seen: list[object], profile: gr.OAuthProfile | None) -> list[object]:
-        view, control = session.view(), control_of(environment, profile and profile.username)
-        may, rests = control.is_granted, view.phase in join_view.RESTING
-        parts = state_html(view, time.time()), contribution_html(view), checks_html(view), notice_html(control.reason)
+        view, access = session.view(), access_of(environment, profile and profile.username)
+        may, rests = access.is_granted, view.phase in join_view.RESTING
+        parts = state_html(view, time.time()), contribution_html(view), checks_html(view), notice_html(access.reason)
         shown = [
             *(dict(value=html, visible=bool(html)) for html in parts),
             dict(value="\n".join(view.lines)),
@@ -55,10 +55,10 @@ def build_interface(session: JoinSession, environment: Mapping[str, str]) -> gr.
 
     def press(act: Callable[[], None], profile: gr.OAuthProfile | None) -> object:
         """Run a button's action if the visitor is permitted to; return a notice about it."""
-        control = control_of(environment, profile and profile.username)
-        said = control.reason
+        access = access_of(environment, profile and profile.username)
+        said = access.reason
         try:
-            if control.is_granted:
+            if access.is_granted:
                 act()
         except (ValueError, OSError) as error:
             said = explain_error(error)

@@ -16,7 +16,7 @@ from pipelines.admission.tokens import TokenCheck, der_of, own_admission, peer_i
 from pipelines.training.averaging.evidence import Evidence, PartForm, RoundTerms
 from pipelines.training.averaging.reduce.robust_aggregation import AggregationRule, aggregate, bounded_weights
 from pipelines.training.averaging.wire.codec import Blockwise8BitCodec
-from pipelines.training.averaging.wire.signed_answers import Contribution, answer_statement
+from pipelines.training.averaging.wire.signed_answers import WeighedInput, answer_statement
 from pipelines.training.averaging.wire.signed_inputs import part_statement
 
 GROUP, PART, NUM_VALUES = b"group", 1, 2**14
@@ -102,7 +102,7 @@ def made(
             settings["group_id"], MEMBERS[name].peer_id, reducer.peer_id, settings["part"], most, digest
         )
         inputs.append((MEMBERS[name].record_key.sign(statement), buffer))
-        contributions.append(Contribution(sender=MEMBERS[name].peer_id, declared=most, weight=weight, digest=digest))
+        contributions.append(WeighedInput(sender=MEMBERS[name].peer_id, declared=most, weight=weight, digest=digest))
     average = lie(aggregate(read, weights, RULE).values)
     buffer = terms.compression.compress(average, form.info).buffer
     statement = answer_statement(settings["group_id"], reducer.peer_id, settings["part"], buffer, contributions)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pipelines.data_preparation.engines.part import Part
-from pipelines.data_preparation.engines.spans import Span, count_samples, make_span, plan_spans, uncounted_sources
+from pipelines.data_preparation.engines.spans import InputSpan, count_samples, make_span, plan_spans, uncounted_sources
 from pipelines.data_preparation.preparation_manifest import FinishedShard
 from pipelines.data_preparation.shard_records import load_count, load_record, save_count, save_record
 from pipelines.data_preparation.shard_writing import (
@@ -26,7 +26,7 @@ class PartResult:
 
     num_shards: int
     """Shards of the part, all of them finished."""
-    missing: tuple[Span, ...]
+    missing: tuple[InputSpan, ...]
     """Shards that other parts have not finished yet."""
     whole: PreparationResult | None
     """The folder put together, if nothing is missing."""
@@ -58,7 +58,7 @@ def prepare_part(
     return PartResult(num_shards=len(own), missing=(), whole=whole)
 
 
-def _all_spans(preparation: Preparation, known: dict[int, FinishedShard], part: Part) -> list[Span]:
+def _all_spans(preparation: Preparation, known: dict[int, FinishedShard], part: Part) -> list[InputSpan]:
     """All spans. Sources that nobody has counted are counted, those of the own part first: others may do the rest."""
     output, sources = preparation.output, preparation.sources
     wanted = uncounted_sources(known, len(sources))
@@ -75,7 +75,7 @@ def _all_spans(preparation: Preparation, known: dict[int, FinishedShard], part: 
 
 def _make_missing(
     preparation: Preparation,
-    spans: list[Span],
+    spans: list[InputSpan],
     known: dict[int, FinishedShard],
     on_progress: Callable[[PreparationProgress], None],
 ) -> int:
@@ -95,6 +95,6 @@ def _make_missing(
     return num_made
 
 
-def _records(preparation: Preparation, spans: list[Span]) -> dict[int, FinishedShard]:
+def _records(preparation: Preparation, spans: list[InputSpan]) -> dict[int, FinishedShard]:
     found = ((span.number, load_record(preparation.output, span.number)) for span in spans)
     return {number: shard for number, shard in found if shard is not None}

@@ -8,7 +8,7 @@ import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from pipelines.data_preparation.engines.spans import Span, count_samples, make_span, plan_spans, uncounted_sources
+from pipelines.data_preparation.engines.spans import InputSpan, count_samples, make_span, plan_spans, uncounted_sources
 from pipelines.data_preparation.preparation_manifest import (
     FinishedShard,
     PreparationError,
@@ -75,7 +75,7 @@ def count_source(preparation: Preparation, index: int) -> int:
     return count_samples(preparation.sources[index])
 
 
-def make_shard(preparation: Preparation, span: Span) -> FinishedShard:
+def make_shard(preparation: Preparation, span: InputSpan) -> FinishedShard:
     """The shard of a span, written; runs on a worker."""
     _check_shared_places(preparation, range(span.begin.source, min(span.end.source + 1, len(preparation.sources))))
     with preparation.shard_maker() as maker:
@@ -111,7 +111,7 @@ def _count_sources(ray: Any, preparation: Preparation, known: dict[int, Finished
 def _make_spans(
     ray: Any,
     preparation: Preparation,
-    spans: list[Span],
+    spans: list[InputSpan],
     kept: dict[int, FinishedShard],
     shared: Any,
     resources: dict[str, int],

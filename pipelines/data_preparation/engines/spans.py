@@ -12,7 +12,7 @@ from pipelines.data_preparation.span_reader import SpanReader
 
 
 @dataclass(frozen=True, kw_only=True)
-class Span:
+class InputSpan:
     """The input of one shard."""
 
     number: int
@@ -51,14 +51,14 @@ def uncounted_sources(known: Mapping[int, FinishedShard], num_sources: int) -> r
 
 def plan_spans(
     known: Mapping[int, FinishedShard], counts: Mapping[int, int], num_sources: int, shard_size: int
-) -> Iterator[Span]:
+) -> Iterator[InputSpan]:
     """The spans of all shards; those that are known keep their ends. counts: samples by index of the source."""
     position, number = InputPosition(), 0
     while position.source < num_sources:
         shard = known.get(number)
         is_known = shard is not None and shard.begin == position
         end = shard.end if is_known else _end_of_span(position, counts, num_sources, shard_size)
-        yield Span(number=number, begin=position, end=end)
+        yield InputSpan(number=number, begin=position, end=end)
         position, number = end, number + 1
 
 
@@ -66,7 +66,7 @@ def make_span(
     preparation: Preparation,
     maker: ShardMaker,
     reader: SpanReader,
-    span: Span,
+    span: InputSpan,
     on_samples: Callable[[int], None] = lambda num_samples: None,
 ) -> FinishedShard:
     """Make the shard of a span; PreparationError if its sources have other samples than were counted."""

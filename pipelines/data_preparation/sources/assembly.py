@@ -37,7 +37,7 @@ SamplesOfKey = tuple[int, Iterator[CaptionImage]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class SampleFile:
     """One file of a sample."""
 
     name: FileName
@@ -61,7 +61,7 @@ class CaptionFound:
 def assemble(
     key: str,
     source: str,
-    parts: Sequence[Part],
+    parts: Sequence[SampleFile],
     reading: ReadingOptions,
     rows: Sequence[Mapping[str, Any]] = (),
 ) -> Iterator[CaptionImage]:
@@ -89,7 +89,7 @@ def assemble(
                 yield with_fault(sample, obstacle or damage)
 
 
-def num_assembled(parts: Sequence[Part], rows: Sequence[Mapping[str, Any]] = ()) -> int:
+def num_assembled(parts: Sequence[SampleFile], rows: Sequence[Mapping[str, Any]] = ()) -> int:
     """How many samples `assemble` makes of these."""
     return max(1, sum(part.name.kind is FileKind.PICTURE for part in parts)) * max(1, len(rows))
 
@@ -141,7 +141,7 @@ def picture_fault(suffix: str, content: bytes) -> Fault | None:
     return (DropReason.UNSUPPORTED_FORMAT, unsupported) if unsupported else None
 
 
-def find_caption(fields: Fields, texts: Sequence[Part], reading: ReadingOptions) -> CaptionFound:
+def find_caption(fields: Fields, texts: Sequence[SampleFile], reading: ReadingOptions) -> CaptionFound:
     """The chosen column, else the first text that says something, else the usual columns."""
     if reading.caption_column is not None:
         return caption_of_value(first_value(fields, (fold_name(reading.caption_column),)), reading)
@@ -170,11 +170,11 @@ def caption_of_value(value: Any, reading: ReadingOptions) -> CaptionFound:
     return CaptionFound(caption=clean_caption(str(value), reading.caption_lines))
 
 
-def _named(picture: Part, reading: ReadingOptions) -> CaptionFound:
+def _named(picture: SampleFile, reading: ReadingOptions) -> CaptionFound:
     return caption_of_value(words_of_name(picture.name.key, reading.caption_from), reading)
 
 
-def _caption_of_text(part: Part, reading: ReadingOptions) -> CaptionFound:
+def _caption_of_text(part: SampleFile, reading: ReadingOptions) -> CaptionFound:
     if part.obstacle:
         return CaptionFound(fault=(DropReason.UNREADABLE_FILE, part.obstacle))
     try:
@@ -190,7 +190,7 @@ def _caption_of_bytes(content: bytes, reading: ReadingOptions) -> CaptionFound:
     return CaptionFound(caption=clean_caption(text, reading.caption_lines))
 
 
-def _read_metadata(parts: Sequence[Part]) -> tuple[list[dict[str, Any]], Fault | None]:
+def _read_metadata(parts: Sequence[SampleFile]) -> tuple[list[dict[str, Any]], Fault | None]:
     """All objects, and the first damage: what cannot be read may have said that the picture is unsafe."""
     objects, damage = [], None
     for part in parts:
@@ -209,7 +209,7 @@ def _read_metadata(parts: Sequence[Part]) -> tuple[list[dict[str, Any]], Fault |
     return objects, damage
 
 
-def _read_picture(part: Part) -> tuple[bytes | None, Fault | None]:
+def _read_picture(part: SampleFile) -> tuple[bytes | None, Fault | None]:
     if part.obstacle:
         return None, (DropReason.UNREADABLE_FILE, part.obstacle)
     if part.size > LARGEST_PICTURE_BYTES:

@@ -16,7 +16,7 @@ from pipelines.data_preparation.reading.labels import fields_of
 from pipelines.data_preparation.reading.reading_options import ReadingOptions
 from pipelines.data_preparation.sources.assembly import (
     CaptionFound,
-    Part,
+    SampleFile,
     SamplesOfKey,
     assemble,
     find_caption,
@@ -108,9 +108,9 @@ class FolderSource:
         if not pictures:
             yield num_assembled(others), assemble(key, self.name, others, self.reading)
 
-    def _part(self, name: str) -> Part:
+    def _part(self, name: str) -> SampleFile:
         size, obstacle = _state_of(self.path / name)
-        return Part(
+        return SampleFile(
             name=split_name(name), size=size, obstacle=obstacle, read=functools.partial(_read, self.path / name)
         )
 

@@ -30,7 +30,7 @@ OBSTACLES = ("", "link", "device", "sparse file", "cut")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Member:
+class TarMember:
     """One file of a tar."""
 
     name: str
@@ -58,16 +58,16 @@ class TarIndex:
     def __len__(self) -> int:
         return len(self._offsets)
 
-    def __getitem__(self, number: int) -> Member:
+    def __getitem__(self, number: int) -> TarMember:
         begin = self._name_ends[number - 1] if number else 0
-        return Member(
+        return TarMember(
             name=self._names[begin : self._name_ends[number]].decode("utf-8", "surrogatepass"),
             offset=self._offsets[number],
             size=self._sizes[number],
             obstacle=OBSTACLES[self._obstacles[number]],
         )
 
-    def samples(self) -> Iterator[list[Member]]:
+    def samples(self) -> Iterator[list[TarMember]]:
         """The members of each sample, in the order of the first member of its key, wherever the others lie."""
         if not len(self):
             return
@@ -176,7 +176,7 @@ def _check_extensions(tar: tarfile.TarFile, position: int) -> None:
     raise tarfile.ReadError(f"more than {MOST_EXTENSIONS} long names at byte {position}")
 
 
-def _apart(members: list[Member]) -> Iterator[list[Member]]:
+def _apart(members: list[TarMember]) -> Iterator[list[TarMember]]:
     """Tell samples of one key apart: a name that comes again belongs to another sample.
 
     If all names come equally often, the first ones belong together, wherever they lie; else those that are neighbours.
@@ -187,13 +187,13 @@ def _apart(members: list[Member]) -> Iterator[list[Member]]:
         yield members
     elif len(set(counts.values())) == 1:
         seen: Counter[str] = Counter()
-        samples: list[list[Member]] = [[] for _ in range(counts[suffixes[0]])]
+        samples: list[list[TarMember]] = [[] for _ in range(counts[suffixes[0]])]
         for member, suffix in zip(members, suffixes, strict=True):
             samples[seen[suffix]].append(member)
             seen[suffix] += 1
         yield from samples
     else:
-        sample: dict[str, Member] = {}
+        sample: dict[str, TarMember] = {}
         for member, suffix in zip(members, suffixes, strict=True):
             if suffix in sample:
                 yield list(sample.values())

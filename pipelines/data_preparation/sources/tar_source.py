@@ -14,7 +14,7 @@ from typing import IO
 from pipelines.data_preparation.filtering import DropReason
 from pipelines.data_preparation.reading.reading_options import ReadingOptions
 from pipelines.data_preparation.sources.assembly import (
-    Part,
+    SampleFile,
     SamplesOfKey,
     assemble,
     num_assembled,
@@ -23,7 +23,7 @@ from pipelines.data_preparation.sources.assembly import (
 )
 from pipelines.data_preparation.sources.file_kinds import FileKind, readable_name, split_name
 from pipelines.data_preparation.sources.sample import CaptionImage, SourceDamage
-from pipelines.data_preparation.sources.tar_index import Member, TarIndex
+from pipelines.data_preparation.sources.tar_index import TarIndex, TarMember
 
 TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
 COMPRESSIONS = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\0": lzma.open}
@@ -89,12 +89,12 @@ def _as_incomplete(sample: CaptionImage) -> CaptionImage:
     return with_fault(replace(sample, fault=None), (DropReason.INCOMPLETE, ""))
 
 
-def _part(file: IO[bytes], member: Member) -> Part:
+def _part(file: IO[bytes], member: TarMember) -> SampleFile:
     def read(most_bytes: int) -> bytes:
         file.seek(member.offset)
         return file.read(min(most_bytes, member.size))
 
-    return Part(name=split_name(member.name), size=member.size, read=read, obstacle=member.obstacle or None)
+    return SampleFile(name=split_name(member.name), size=member.size, read=read, obstacle=member.obstacle or None)
 
 
 def _unpacked(file: IO[bytes], num_bytes: int, stack: contextlib.ExitStack) -> tuple[IO[bytes], str | None]:

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hub_tools.atomic_files import write_text_whole
 from pipelines.evaluation.figures import HIGHER, NEITHER, FigureKind
-from pipelines.evaluation.language.finetuning import BATCH_SIZE, FinetuningOptions, fine_tune, new_classifier, predict
+from pipelines.evaluation.language.finetuning import BATCH_SIZE, ClassifierOptions, fine_tune, new_classifier, predict
 from pipelines.evaluation.language.labelled_samples import LabelledSample, labelled_samples, majority_accuracy, score
 from pipelines.evaluation.language.labelled_source import SENTENCES, TOKENS
 from pipelines.evaluation.language.labelled_text import LabelledText
@@ -49,7 +49,7 @@ def measure_classification(
     result: Measurement,
     parts: LanguageParts,
     text: LabelledText,
-    options: FinetuningOptions,
+    options: ClassifierOptions,
     folder: Path,
     on_progress: OnProgress,
 ) -> None:
@@ -96,7 +96,7 @@ class _Trial:
         parts: LanguageParts,
         text: LabelledText,
         samples: Mapping[str, Sequence[LabelledSample]],
-        options: FinetuningOptions,
+        options: ClassifierOptions,
         folder: Path,
         on_progress: OnProgress,
     ) -> None:

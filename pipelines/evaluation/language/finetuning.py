@@ -33,7 +33,7 @@ POOLER = "pooler"
 
 
 @dataclass(frozen=True, kw_only=True)
-class FinetuningOptions:
+class ClassifierOptions:
     """How classifiers are fine-tuned, all alike."""
 
     num_training: int = 1000
@@ -129,7 +129,7 @@ def fine_tune(
     classifier: PreTrainedModel,
     samples: Sequence[LabelledSample],
     tokenizer: PreTrainedTokenizerBase,
-    options: FinetuningOptions,
+    options: ClassifierOptions,
     *,
     learning_rate: float,
     seed: int,

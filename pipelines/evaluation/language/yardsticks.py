@@ -12,7 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hub_tools.one_line_errors import explain_error
 from pipelines.evaluation.language.classification import METRICS, LanguageParts, measure_classification
-from pipelines.evaluation.language.finetuning import FinetuningOptions
+from pipelines.evaluation.language.finetuning import ClassifierOptions
 from pipelines.evaluation.language.held_out_text import evaluate_language_model, held_out_task, open_language_model
 from pipelines.evaluation.language.labelled_source import LabelledSource
 from pipelines.evaluation.language.labelled_text import LabelledText, read_labelled_text
@@ -39,7 +39,7 @@ class LanguageYardsticks:
     """Held-out text of the run."""
 
     labelled: Sequence[LabelledText]
-    options: FinetuningOptions
+    options: ClassifierOptions
     left_out: dict[str, str]
     """Labelled datasets that cannot be used, and why."""
 
@@ -94,7 +94,7 @@ def open_language_yardsticks(
     place: str,
     num_records: int,
     sources: Sequence[LabelledSource],
-    options: FinetuningOptions,
+    options: ClassifierOptions,
     on_progress: OnProgress,
 ) -> LanguageYardsticks:
     """Read held-out and labelled text; datasets that cannot be used are left out."""

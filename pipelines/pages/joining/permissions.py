@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
-class Control:
+class Access:
     """Whether a visitor may start and stop the trainer, and what to say if not."""
 
     is_granted: bool
@@ -25,18 +25,18 @@ def owners_of(environment: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(filter(None, (name.strip() for name in names)))
 
 
-def control_of(environment: Mapping[str, str], username: str | None) -> Control:
+def access_of(environment: Mapping[str, str], username: str | None) -> Access:
     """Decide by the settings of the Space and the signed-in user, None for nobody."""
     if not is_on_hub(environment):
-        return Control(is_granted=True)
+        return Access(is_granted=True)
     owners = owners_of(environment)
     if username and username in owners:
-        return Control(is_granted=True)
+        return Access(is_granted=True)
     # An organisation's Space lists in OWNER who may use its machine.
     who = " or ".join(owners) or "the users named in the variable OWNER"
     if not username:
-        return Control(is_granted=False, reason=f"Only {who} may use this machine. Sign in if that is you.")
-    return Control(
+        return Access(is_granted=False, reason=f"Only {who} may use this machine. Sign in if that is you.")
+    return Access(
         is_granted=False,
         reason=f"You are {username}; only {who} may use this machine. Duplicate this Space to contribute your own.",
     )

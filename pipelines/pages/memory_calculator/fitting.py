@@ -20,7 +20,7 @@ RAM_RESERVE = 3e9
 
 
 @dataclass(frozen=True, kw_only=True)
-class Machine:
+class MemoryPreset:
     """A GPU and the RAM of the machine it usually comes in."""
 
     name: str
@@ -41,12 +41,12 @@ class Machine:
 
 
 MACHINES = (
-    Machine(name="Laptop (8 GB GPU)", gpu_bytes=8 * 2**30, ram_bytes=16 * 2**30),
-    Machine(name="T4 (Colab)", gpu_bytes=15 * 2**30, ram_bytes=12.7 * 2**30),
-    Machine(name="P100 (Kaggle)", gpu_bytes=16 * 2**30, ram_bytes=29 * 2**30),
-    Machine(name="V100 16 GB", gpu_bytes=16 * 2**30, ram_bytes=61 * 2**30),
-    Machine(name="A100 40 GB", gpu_bytes=40 * 2**30, ram_bytes=83 * 2**30),
-    Machine(name="H200", gpu_bytes=141e9, ram_bytes=256 * 2**30),
+    MemoryPreset(name="Laptop (8 GB GPU)", gpu_bytes=8 * 2**30, ram_bytes=16 * 2**30),
+    MemoryPreset(name="T4 (Colab)", gpu_bytes=15 * 2**30, ram_bytes=12.7 * 2**30),
+    MemoryPreset(name="P100 (Kaggle)", gpu_bytes=16 * 2**30, ram_bytes=29 * 2**30),
+    MemoryPreset(name="V100 16 GB", gpu_bytes=16 * 2**30, ram_bytes=61 * 2**30),
+    MemoryPreset(name="A100 40 GB", gpu_bytes=40 * 2**30, ram_bytes=83 * 2**30),
+    MemoryPreset(name="H200", gpu_bytes=141e9, ram_bytes=256 * 2**30),
 )
 
 RECOMPUTE_COST = {"none": 1.0, "partial": 1.17, "checkpoint": 1.33, "reversible": 1.33}
@@ -62,7 +62,7 @@ SWITCH_COST = 1.001
 """Of two equally fast settings, prefer the one closer to the requested one."""
 
 
-def largest_micro_batch(model: ModelSizes, settings: MemorySettings, machine: Machine, *, most: int = 1024) -> int:
+def largest_micro_batch(model: ModelSizes, settings: MemorySettings, machine: MemoryPreset, *, most: int = 1024) -> int:
     """Return the largest micro-batch that fits, up to `most`; 0 if not even one sample does."""
     low, high = 0, most
     while low < high:
@@ -72,7 +72,7 @@ def largest_micro_batch(model: ModelSizes, settings: MemorySettings, machine: Ma
     return low
 
 
-def find_fitting(model: ModelSizes, settings: MemorySettings, machine: Machine) -> MemorySettings | None:
+def find_fitting(model: ModelSizes, settings: MemorySettings, machine: MemoryPreset) -> MemorySettings | None:
     """Return the settings closest in speed to the requested ones that fit the machine; None if none does.
 
     Only settings that leave the result of training unchanged are varied: precision of products, recomputation, bits

@@ -125,7 +125,7 @@ class CausalSpan:
         return cls(body, causal_shape(model.config), layers)
 
     def part(self, layers: range) -> "CausalSpan":
-        """See `Span.part`."""
+        """See `LayerSpan.part`."""
         before, names = layers.start - self.layers.start, BODIES[self.config.model_type]
         body = _renumbered(self.body, before)
         body.config = part_of_config(self.config, range(before, before + len(layers)))
@@ -133,11 +133,11 @@ class CausalSpan:
         return CausalSpan(body, self.shape, layers)
 
     def session(self, body: Mapping[str, Any], prompts: Tensor | None) -> "CausalSession":
-        """See `Span.session`: `num_samples` sequences of at most `length` positions."""
+        """See `LayerSpan.session`: `num_samples` sequences of at most `length` positions."""
         return CausalSession(self, body, prompts)
 
     def forward(self, states: Tensor, padding: Padding, prompts: Tensor | None) -> Tensor:
-        """See `Span.forward`."""
+        """See `LayerSpan.forward`."""
         return self.run(states, padding, prompts, None)
 
     def run(self, states: Tensor, padding: Padding, prompts: Tensor | None, cache: DynamicCache | None) -> Tensor:
@@ -177,15 +177,15 @@ class CausalSpan:
                 handle.remove()
 
     def opening_of_one(self) -> list[dict[str, Any]]:
-        """See `Span.opening_of_one`."""
+        """See `LayerSpan.opening_of_one`."""
         return [dict(do="open", num_samples=1, length=self.most_places())]
 
     def positions_of_prompt(self) -> int:
-        """See `Span.positions_of_prompt`."""
+        """See `LayerSpan.positions_of_prompt`."""
         return 1
 
     def most_places(self) -> int:
-        """See `Span.most_places`."""
+        """See `LayerSpan.most_places`."""
         return getattr(self.config, "max_position_embeddings", None) or MOST_POSITIONS
 
     @property
@@ -194,7 +194,7 @@ class CausalSpan:
         return cast("nn.ModuleList", getattr(self.body, BODIES[self.config.model_type].layers))
 
     def check_sequence(self, samples: int, positions: int) -> int:
-        """See `Span.check_sequence`."""
+        """See `LayerSpan.check_sequence`."""
         most = self.most_places()
         if samples < 1 or not 1 <= positions <= most:
             raise InvalidRequestError(f"{samples} sequences have {positions} positions, expected 1 to {most}.")

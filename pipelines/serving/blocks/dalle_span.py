@@ -67,17 +67,17 @@ class DalleSpan:
         return cls(stack, layers)
 
     def part(self, layers: range) -> "DalleSpan":
-        """See `Span.part`."""
+        """See `LayerSpan.part`."""
         part = copy.copy(self)
         part.layers = layers
         return part
 
     def session(self, body: Mapping[str, Any], prompts: Tensor | None) -> "DalleSession":
-        """See `Span.session`: `num_prompts` captions, each with `num_places` image codes behind it."""
+        """See `LayerSpan.session`: `num_prompts` captions, each with `num_places` image codes behind it."""
         return DalleSession(self, body, prompts)
 
     def forward(self, states: Tensor, padding: Padding, prompts: Tensor | None) -> Tensor:
-        """See `Span.forward`; activations are recomputed in the backward pass as the model's configuration says."""
+        """See `LayerSpan.forward`; activations are recomputed in the backward pass as the configuration says."""
         first, second = states.to(self.device).unbind(0)
         if prompts is None:
             first, second = self.stack.run_layers(first, second, self.layers, self.tables)
@@ -88,7 +88,7 @@ class DalleSpan:
         return torch.stack([first, second])
 
     def check_sequence(self, samples: int, positions: int) -> int:
-        """See `Span.check_sequence`: a text block and whole rows of the image."""
+        """See `LayerSpan.check_sequence`: a text block and whole rows of the image."""
         config = self.config
         rows, rest = divmod(positions - config.text_block_length, config.image_grid_size)
         if samples < 1 or rest or not 0 <= rows <= config.image_grid_size:
@@ -102,7 +102,7 @@ class DalleSpan:
         return samples * BYTES * (stored * a_layer + 8 * positions * config.hidden_size)
 
     def opening_of_one(self) -> list[dict[str, Any]]:
-        """See `Span.opening_of_one`."""
+        """See `LayerSpan.opening_of_one`."""
         return [
             dict(do="open", num_prompts=1, num_places=0),
             dict(do="prefill", prompts=1),
@@ -110,11 +110,11 @@ class DalleSpan:
         ]
 
     def positions_of_prompt(self) -> int:
-        """See `Span.positions_of_prompt`."""
+        """See `LayerSpan.positions_of_prompt`."""
         return self.config.text_block_length
 
     def most_places(self) -> int:
-        """See `Span.most_places`."""
+        """See `LayerSpan.most_places`."""
         return self.config.num_image_codes - 1
 
     @property

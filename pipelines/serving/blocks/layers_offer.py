@@ -16,7 +16,7 @@ from pipelines.serving.blocks.placement import MoveWatch, choose_span
 from pipelines.serving.blocks.routing import ServedSpan, holes
 from pipelines.serving.blocks.service import BlocksService
 from pipelines.serving.blocks.sessions import BlockServer, BlockSession
-from pipelines.serving.blocks.spans import Span, check_layers, load_span, stack_shape, tensor_prefixes
+from pipelines.serving.blocks.spans import LayerSpan, check_layers, load_span, stack_shape, tensor_prefixes
 from pipelines.serving.blocks.weights import PublishedModel, find_model
 from pipelines.serving.entering import PlaceInSwarm
 from pipelines.serving.memory import free_memory, memory_for_others
@@ -208,6 +208,6 @@ def measured_rate(server: BlockServer) -> float:
     return number * len(span.layers) / max(time.monotonic() - started, 1e-6)
 
 
-def _zeros(span: Span, body: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+def _zeros(span: LayerSpan, body: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     positions = {"prefill": span.positions_of_prompt(), "step": 1}.get(str(body["do"]))
     return {} if positions is None else encode(torch.zeros(span.shape.states(1, positions)), FLOAT32)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pipelines.serving.blocks.causal_span import MOST_POSITIONS, CausalSession
 from pipelines.serving.blocks.codecs import CODECS, WrongStatesError, check_codec, decode, encode
-from pipelines.serving.blocks.spans import NO_PADDING, InvalidRequestError, Padding, Span, SpanSession, whole_number
+from pipelines.serving.blocks.spans import InvalidRequestError, LayerSpan, Padding, SpanSession, whole_number
 from pipelines.swarm.streams.askers import Asker
 from pipelines.swarm.streams.quotas import Quota
 from pipelines.swarm.streams.refusals import Refusal
@@ -25,7 +25,7 @@ Answer = tuple[dict[str, Any], dict[str, Tensor]]
 class BlockServer:
     """A span that is served, with what its clients may take."""
 
-    span: Span
+    span: LayerSpan
     revision: str
     memory: Quota
     """Bytes of caches and passes, of each peer and in all."""
@@ -50,7 +50,7 @@ class BlockSession:
         self._server, self._asker = server, asker
         self._session: SpanSession | None = None
         self._taken = 0
-        self._codec, self._padding = "", NO_PADDING
+        self._codec, self._padding = "", Padding()
         self._part = server.span
 
     def answer(self, body: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Answer:

@@ -43,9 +43,6 @@ class Padding:
     """(sample or 1, position) int64: at which place of its sequence each position is; None: as they come."""
 
 
-NO_PADDING = Padding()
-
-
 class SpanSession(Protocol):
     """What one client's generation keeps in a span. Each check comes before memory is taken."""
 
@@ -78,7 +75,7 @@ class SpanSession(Protocol):
         """
 
 
-class Span(Protocol):
+class LayerSpan(Protocol):
     """Consecutive layers of a model, with their weights."""
 
     shape: StackShape
@@ -86,7 +83,7 @@ class Span(Protocol):
     has_gradients: bool
     """Whether it computes gradients; weights of 8 bits do not."""
 
-    def part(self, layers: range) -> "Span":
+    def part(self, layers: range) -> "LayerSpan":
         """Return some of these layers, with the same weights."""
 
     def session(self, body: Mapping[str, Any], prompts: Tensor | None) -> SpanSession:
@@ -122,7 +119,7 @@ def stack_shape(config: Mapping[str, Any]) -> StackShape:
 
 def load_span(
     model: PublishedModel, layers: range, *, device: torch.device | str = "cpu", weights: str = "float32"
-) -> Span:
+) -> LayerSpan:
     """Read the tensors of these layers, and of no others, and return them ready to serve.
 
     Raises:

@@ -20,7 +20,7 @@ SLOWEST = 1e-6
 
 
 @dataclass(eq=False, kw_only=True)
-class Part:
+class AllottedPart:
     """Candidates that one server is drawing."""
 
     server: str
@@ -51,9 +51,9 @@ class Allotment:
 
     def __post_init__(self) -> None:
         self.waiting, self.missing = set(self.candidates), set(self.candidates)
-        self.parts: set[Part] = set()
+        self.parts: set[AllottedPart] = set()
 
-    def take(self, server: str, now: float) -> Part | None:
+    def take(self, server: str, now: float) -> AllottedPart | None:
         """Return what a server draws next; None if there is nothing that it would finish earlier than others."""
         runs = _runs(self.waiting)
         if not runs:
@@ -65,16 +65,16 @@ class Allotment:
             number = max(1, math.ceil(SHARE_OF_THE_REST * share * len(self.waiting)))
             longest = max(runs, key=len)
             candidates = range(longest.start, longest.start + min(number, len(longest), MOST_CANDIDATES))
-        part = Part(server=server, candidates=candidates, begun=now)
+        part = AllottedPart(server=server, candidates=candidates, begun=now)
         self.waiting -= set(candidates)
         self.parts.add(part)
         return part
 
-    def is_over(self, part: Part) -> bool:
+    def is_over(self, part: AllottedPart) -> bool:
         """Whether all of a part has come from others meanwhile."""
         return not self.missing & set(part.candidates)
 
-    def finish(self, part: Part, now: float) -> list[int]:
+    def finish(self, part: AllottedPart, now: float) -> list[int]:
         """Note that a part has come; return the candidates of it that are new."""
         self.parts.discard(part)
         measured = len(part.candidates) / max(now - part.begun, SLOWEST)
@@ -83,7 +83,7 @@ class Allotment:
         self.missing -= set(new)
         return new
 
-    def give_back(self, part: Part) -> None:
+    def give_back(self, part: AllottedPart) -> None:
         """Note that a part will not come; others draw it."""
         if part in self.parts:
             self.parts.discard(part)

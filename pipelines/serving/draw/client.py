@@ -14,7 +14,7 @@ from transformers import PretrainedConfig
 
 from hub_tools.counted import counted
 from pipelines.serving.avoided import AvoidedServers
-from pipelines.serving.draw.allotment import Allotment, Part
+from pipelines.serving.draw.allotment import Allotment, AllottedPart
 from pipelines.serving.draw.audits import Complaint, DrawingAudits
 from pipelines.serving.draw.media.choice import medium_of
 from pipelines.serving.draw.requests import DrawRequest, Wish
@@ -256,7 +256,7 @@ class _OneDrawing:
                         break  # the others were faster: a new stream, so that the server stops
                     self._take_over(server, part, codes)
 
-    async def _drawn_part(self, conversation: Conversation, part: Part) -> Tensor | None:
+    async def _drawn_part(self, conversation: Conversation, part: AllottedPart) -> Tensor | None:
         """Return the codes of a part, (candidate, places) int64; None if others had it earlier."""
         body, tensors = DrawRequest(wish=self.wish, candidates=part.candidates).message()
         await conversation.send(body, tensors)
@@ -291,7 +291,7 @@ class _OneDrawing:
             raise Refusal("malformed", "It sent codes that do not exist.")
         return codes.long()
 
-    def _take_over(self, server: DrawingServer, part: Part, codes: Tensor) -> None:
+    def _take_over(self, server: DrawingServer, part: AllottedPart, codes: Tensor) -> None:
         new = self.allotment.finish(part, time.monotonic())
         if self._is_found_out(server):
             self.allotment.lose(new)

@@ -29,7 +29,7 @@ from pipelines.training.averaging.reduce.robust_aggregation import (
 )
 from pipelines.training.averaging.reduce.suspects import Offence, PartRefusedError
 from pipelines.training.averaging.wire.codec import read_buffer
-from pipelines.training.averaging.wire.signed_answers import Contribution, answer_statement, read_seal, seal
+from pipelines.training.averaging.wire.signed_answers import WeighedInput, answer_statement, read_seal, seal
 from pipelines.training.averaging.wire.signed_inputs import part_statement
 
 SOUND_SHARES, FALSE_SHARES = (0.1, 1e-4), (0.3, 1e-3)
@@ -95,7 +95,7 @@ class Evidence:
     """Of the reducer and of the senders."""
 
     signature: bytes
-    contributions: tuple[Contribution, ...]
+    contributions: tuple[WeighedInput, ...]
     buffer: bytes
     inputs: tuple[tuple[bytes, bytes], ...]
     """Signature and buffer of each contribution."""

@@ -15,7 +15,7 @@ from hivemind.utils import MSGPackSerializer, get_dht_time
 
 from pipelines.swarm.records import ANCHOR_SECONDS, MOST_IN_ROSTER, AnchorRecord, sender_name
 from pipelines.training.repository.publisher_keys import PublisherKey, is_current, is_signed_by
-from pipelines.training.state.votes import StateClaim, Verdict, differs_from
+from pipelines.training.state.votes import StateClaim, VoteResult, differs_from
 
 AnchorKeys = Callable[[], Sequence[str]]
 """Returns the public keys of the run's anchors, in the order in which they decide."""
@@ -105,13 +105,13 @@ def anchorage(statements: Collection[AnchorRecord], keys: Sequence[str], now: fl
 
 
 def anchored(
-    verdict: Verdict | None,
+    verdict: VoteResult | None,
     anchor: AnchorRecord | None,
     claims: Mapping[bytes, StateClaim],
     refused: Collection[str] = (),
     *,
     is_overdue: bool = False,
-) -> Verdict | None:
+) -> VoteResult | None:
     """Return the state to take: the anchor's, or the votes' if the anchor does not keep up with those who vote.
 
     None: nobody serves the state that counts at the moment. `is_overdue`: the anchor has had the time to sign a state
@@ -126,7 +126,7 @@ def anchored(
     donors = {claim.peer_id for claim in same if claim.shares and claim.digest == anchor.digest}
     if not donors or anchor.digest in refused:
         return None
-    return Verdict(
+    return VoteResult(
         epoch=anchor.epoch,
         digest=anchor.digest,
         num_votes=1,
@@ -138,7 +138,7 @@ def anchored(
     )
 
 
-def is_contradicted(epoch: int, digest: str, anchor: AnchorRecord | None, verdict: Verdict | None) -> bool | None:
+def is_contradicted(epoch: int, digest: str, anchor: AnchorRecord | None, verdict: VoteResult | None) -> bool | None:
     """Return whether a peer's own state of this epoch is not the run's; None while that is not known.
 
     The anchor decides if it keeps up, otherwise the votes.

@@ -26,8 +26,8 @@ from pipelines.training.state.digest import StateManifest, named_state
 from pipelines.training.state.download import (
     WANT_MANIFEST,
     WANT_NOTHING,
+    DonorReport,
     DownloadLimits,
-    DownloadReport,
     StateDownload,
     StateDownloadError,
     StateRefusedError,
@@ -191,7 +191,7 @@ class SwarmStateAverager(RobustAverager, TrainingStateAverager):
         total_seconds: float,
         show: Callable[[int, int], None],
         is_to_stop: Callable[[], bool] = lambda: False,
-    ) -> DownloadReport:
+    ) -> DonorReport:
         """Download the state with this digest from these donors and load it; `show` gets bytes done and total.
 
         Raises:
@@ -208,7 +208,7 @@ class SwarmStateAverager(RobustAverager, TrainingStateAverager):
                 future, total_seconds + limits.chunk_seconds, lambda: show(*self._progress()), is_to_stop
             )
             show(*self._progress())
-            report = DownloadReport(**answer["report"])
+            report = DonorReport(**answer["report"])
             if answer["refused"]:
                 raise StateRefusedError(answer["refused"], report)
             if answer["failed"]:
@@ -227,8 +227,8 @@ class SwarmStateAverager(RobustAverager, TrainingStateAverager):
                 look()
             if is_to_stop():
                 self._tell_process("_end_download")
-                raise StateDownloadError("The download was stopped: this peer leaves.", DownloadReport())
-        raise StateDownloadError("The averager's process does not answer.", DownloadReport())
+                raise StateDownloadError("The download was stopped: this peer leaves.", DonorReport())
+        raise StateDownloadError("The averager's process does not answer.", DonorReport())
 
     def _progress(self) -> tuple[int, int]:
         return min(self.num_received, self.snapshot.num_bytes), self.snapshot.num_bytes

@@ -47,7 +47,7 @@ class DownloadLimits:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DownloadReport:
+class DonorReport:
     """What each donor delivered."""
 
     num_bytes: int = 0
@@ -67,7 +67,7 @@ class DownloadReport:
 class StateDownloadError(ConnectionError):
     """The state could not be downloaded from these donors; others, or a later state, may work."""
 
-    def __init__(self, message: str, report: DownloadReport) -> None:
+    def __init__(self, message: str, report: DonorReport) -> None:
         super().__init__(message)
         self.report = report
 
@@ -75,7 +75,7 @@ class StateDownloadError(ConnectionError):
 class StateRefusedError(ValueError):
     """The state matches its digest, but it is unusable."""
 
-    def __init__(self, message: str, report: DownloadReport) -> None:
+    def __init__(self, message: str, report: DonorReport) -> None:
         super().__init__(message)
         self.report = report
 
@@ -179,9 +179,9 @@ class StateDownload:
         async for _ in self._timed(donor, farewell_request(self._digest)):
             pass
 
-    def report(self) -> DownloadReport:
+    def report(self) -> DonorReport:
         """Return what each donor has delivered so far."""
-        return DownloadReport(
+        return DonorReport(
             num_bytes=self._num_bytes,
             tensors_by_donor={donor: number for donor, number in self._delivered.items() if number},
             failures=dict(self._failures),

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from pipelines.swarm.records import StateRecord, sender_name
 from pipelines.training.state.anchors import Anchorage, anchored
-from pipelines.training.state.votes import Verdict, count_votes, one_vote_each
+from pipelines.training.state.votes import VoteResult, count_votes, one_vote_each
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,7 @@ class StateSurvey:
 
     anchorage: Anchorage
 
-    def verdict(self, refused: Collection[str] = (), *, is_overdue: bool = False) -> Verdict | None:
+    def verdict(self, refused: Collection[str] = (), *, is_overdue: bool = False) -> VoteResult | None:
         """Return the state to take; None: nobody who is believed serves one. Digests in `refused` are unusable.
 
         `is_overdue`: an anchor has had the time to sign what the others name; see `anchored`.

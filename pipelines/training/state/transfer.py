@@ -17,13 +17,13 @@ from pipelines.swarm.records import StateRecord, SwarmRecords
 from pipelines.training.state.anchors import Anchorage, AnchorWatch, is_contradicted
 from pipelines.training.state.averager import SwarmStateAverager
 from pipelines.training.state.download import (
+    DonorReport,
     DownloadLimits,
-    DownloadReport,
     StateDownloadError,
     StateRefusedError,
 )
 from pipelines.training.state.survey import StateSurvey
-from pipelines.training.state.votes import Verdict, count_votes, donors_in_turn, electorate
+from pipelines.training.state.votes import VoteResult, count_votes, donors_in_turn, electorate
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ SECONDS_BETWEEN_LOG_LINES = 10.0
 class DownloadProgress:
     """Progress of a download; as text, a line for people."""
 
-    verdict: Verdict
+    verdict: VoteResult
     num_bytes: int
     """Bytes of the state received."""
 
@@ -91,8 +91,8 @@ class TransferLimits:
 class TakenState:
     """Which state was loaded, and from whom."""
 
-    verdict: Verdict
-    report: DownloadReport
+    verdict: VoteResult
+    report: DonorReport
     seconds: float
     """From first reading the votes to the end of the download."""
 
@@ -248,7 +248,7 @@ class StateTransfer:
         if self._thread is not None:
             self._thread.join()
 
-    def _download(self, verdict: Verdict, donors: list[str], seconds: float, show: ShowProgress) -> DownloadReport:
+    def _download(self, verdict: VoteResult, donors: list[str], seconds: float, show: ShowProgress) -> DonorReport:
         if verdict.outvoted:
             logger.warning("Downloading the state of %s; outvoted: %s", verdict, ", ".join(verdict.outvoted))
         return self._averager.download(
@@ -261,7 +261,7 @@ class StateTransfer:
             show=lambda done, of: show(DownloadProgress(verdict=verdict, num_bytes=done, num_bytes_total=of)),
         )
 
-    def _settled_verdict(self, wanted: int, refused: set[str]) -> Verdict | None:
+    def _settled_verdict(self, wanted: int, refused: set[str]) -> VoteResult | None:
         deadline = time.monotonic() + self._limits.settling_seconds
         while True:
             seen = self.look()

@@ -28,7 +28,7 @@ class StateClaim(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class VoteResult:
     """The state that most signed trainers name."""
 
     epoch: int
@@ -70,7 +70,7 @@ def count_votes(
     trainers: Collection[bytes],
     refused: Collection[str] = (),
     users: Mapping[bytes, str] = {},
-) -> Verdict | None:
+) -> VoteResult | None:
     """Return the state with the most votes, the newest among equals, or None if nobody serves one.
 
     `claims` and `trainers` go by public key, and so do `users`, who have one vote each; a key that is not there votes
@@ -88,7 +88,7 @@ def count_votes(
         return None
     epoch, digest = max(holders, key=lambda state: (votes[state], state))
     contradict = [c for c in claims.values() if c.epoch > newest or (c.epoch == epoch and c.digest != digest)]
-    return Verdict(
+    return VoteResult(
         epoch=epoch,
         digest=digest,
         num_votes=votes[epoch, digest],
@@ -99,7 +99,7 @@ def count_votes(
     )
 
 
-def differs_from(verdict: Verdict | None, epoch: int, digest: str) -> bool | None:
+def differs_from(verdict: VoteResult | None, epoch: int, digest: str) -> bool | None:
     """Return whether a peer's own state of this epoch is not the one that wins; None while that is not known.
 
     Among those that agree with nobody one wins by its digest, so that all know which.
@@ -141,7 +141,7 @@ def newest_plausible_epoch(epochs: Collection[int]) -> int:
 
 
 def donors_in_turn(
-    verdict: Verdict, avoided: Collection[str], generator: random.Random, knows: Callable[[str], bool]
+    verdict: VoteResult, avoided: Collection[str], generator: random.Random, knows: Callable[[str], bool]
 ) -> list[str]:
     """Return the donors to ask: those that this peer `knows` first, since anybody can name a state and serve nothing.
 

@@ -12,8 +12,8 @@ from demo_peers import ScriptedStages
 from rich.console import Console
 
 from pipelines.demo.demo_plan import Accounts, DemoPlan
-from pipelines.demo.running.patience import LEAST_SECONDS
 from pipelines.demo.running.peers import MOST_STARTS, SECONDS_OF_SILENCE, epoch_of
+from pipelines.demo.running.stall_timeout import LEAST_SECONDS
 from pipelines.demo.stages import StageError
 from pipelines.demo.training_stage import MOST_RENEWALS, SECONDS_TO_HAND_OVER, Training, training_text
 

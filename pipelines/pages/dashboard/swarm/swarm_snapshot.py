@@ -107,7 +107,7 @@ class AccusedServer:
 
 @dataclass(frozen=True, kw_only=True)
 class StateVerdict:
-    """Whether peers that should have the same training state do; see `votes.Verdict`."""
+    """Whether peers that should have the same training state do; see `votes.VoteResult`."""
 
     epoch: int
     num_votes: int

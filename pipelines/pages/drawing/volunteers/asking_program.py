@@ -27,7 +27,7 @@ SECONDS_BETWEEN_NEWS = 0.2
 Say = Callable[[Mapping[str, Any]], None]
 
 
-class Drawing:
+class DrawingJob:
     """One drawing that was asked for."""
 
     def __init__(self, studio: "SwarmStudio", asked: Mapping[str, Any], say: Say, on_lost: Callable[[], None]) -> None:
@@ -103,14 +103,14 @@ def draw_on_demand(settings: Mapping[str, Any], say: Say) -> None:
 
     with open_studio(hear=hear, **settings) as studio:
         threading.Thread(target=_read_requests, args=(requests,), daemon=True, name="requests").start()
-        drawing: Drawing | None = None
+        drawing: DrawingJob | None = None
         while (line := requests.get()) is not None:
             asked = json.loads(line)
             if drawing is not None and (drawing.number == asked.get("stop") or "prompt" in asked):
                 drawing.stop()
             if "prompt" in asked:
                 try:
-                    drawing = Drawing(studio, asked, say, on_lost=lambda: requests.put(None))
+                    drawing = DrawingJob(studio, asked, say, on_lost=lambda: requests.put(None))
                 except ValueError as error:
                     say(dict(number=asked["number"], problem=str(error)))
 

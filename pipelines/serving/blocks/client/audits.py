@@ -44,7 +44,7 @@ Repeat = Callable[[Hop], Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class AuditVerdict:
     """What came of a check."""
 
     hop: Hop
@@ -79,7 +79,7 @@ class BlockAudits:
         if not 0 <= share <= 1:
             raise ValueError(f"The share of audited prompts is {share}, expected 0 to 1.")
         self.limit = max(LIMITS[codec], LEAST_LIMITS.get(precision or "int8", 0.0))
-        self._share, self.verdicts, self._avoided = share, list[Verdict](), avoided or AvoidedServers()
+        self._share, self.verdicts, self._avoided = share, list[AuditVerdict](), avoided or AvoidedServers()
         self._excesses, self._product, self._problem = list[float](), "", ""
         self._random = random.Random(secret) if secret is not None else random.SystemRandom()
 
@@ -87,7 +87,7 @@ class BlockAudits:
         """Return whether the next answer is to be checked."""
         return self._random.random() < self._share
 
-    def judge(self, hop: Hop, answer: Tensor, others: Mapping[str, Hop], repeat: Repeat) -> Verdict:
+    def judge(self, hop: Hop, answer: Tensor, others: Mapping[str, Hop], repeat: Repeat) -> AuditVerdict:
         """Compare a server's answer with those of up to two others, which have the same layers and precision.
 
         A liar is avoided from now on, here and in other processes.
@@ -108,19 +108,19 @@ class BlockAudits:
             logger.warning("Server %s has given a false answer (%.1e off): %s.", liar.peer, verdict.error, until)
         return verdict
 
-    def _verdict(self, hop: Hop, answer: Tensor, witnesses: list[tuple[Hop, Tensor]]) -> Verdict:
+    def _verdict(self, hop: Hop, answer: Tensor, witnesses: list[tuple[Hop, Tensor]]) -> AuditVerdict:
         if not witnesses:
-            return Verdict(hop=hop, outcome="unchecked")
+            return AuditVerdict(hop=hop, outcome="unchecked")
         (first, other), error = witnesses[0], _error(answer, witnesses[0][1])
         if error <= self.limit:
-            return Verdict(hop=hop, outcome="agrees", error=error)
+            return AuditVerdict(hop=hop, outcome="agrees", error=error)
         if len(witnesses) == 2:
             third = witnesses[1][1]
             if _error(answer, third) <= self.limit:
-                return Verdict(hop=hop, outcome="false witness", error=error, liar=first)
+                return AuditVerdict(hop=hop, outcome="false witness", error=error, liar=first)
             if _error(other, third) <= self.limit:
-                return Verdict(hop=hop, outcome="lies", error=error, liar=hop)
-        return Verdict(hop=hop, outcome="disputed", error=error)
+                return AuditVerdict(hop=hop, outcome="lies", error=error, liar=hop)
+        return AuditVerdict(hop=hop, outcome="disputed", error=error)
 
     def compute_again(self, model: Any, wish: Wish, candidates: Sequence[int], codes: Tensor) -> None:
         """Have candidates computed again by servers that took no part, with a model of `DistributedModel`.

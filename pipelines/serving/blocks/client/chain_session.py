@@ -18,7 +18,7 @@ from torch import Tensor
 from pipelines.serving.blocks import codecs
 from pipelines.serving.blocks.client.audits import BlockAudits
 from pipelines.serving.blocks.client.history import History, Recording
-from pipelines.serving.blocks.client.route import Link, Route
+from pipelines.serving.blocks.client.route import Route, ServerLink
 from pipelines.serving.blocks.routing import Hop
 from pipelines.serving.blocks.spans import StackShape
 from pipelines.swarm.streams.refusals import PeerGoneError, Refusal
@@ -36,7 +36,7 @@ class LiveHop:
     """A server's part of the chain, with its stream."""
 
     hop: Hop
-    link: Link
+    link: ServerLink
     recording: Recording
 
 
@@ -254,7 +254,7 @@ class ChainSession:
         return body, {"prompts": self._deep_prompts.detach()[hop.start : hop.end].contiguous()}
 
     def _read_again(
-        self, recording: Recording, hop: Hop, link: Link, num_read: Tensor | None, *, is_last: bool
+        self, recording: Recording, hop: Hop, link: ServerLink, num_read: Tensor | None, *, is_last: bool
     ) -> tuple[list[tuple[dict[str, Any], Tensor]], Tensor | None]:
         """Have a server read what was recorded; return what it made of the prompts and, unless last, the rest."""
         prompts = []
@@ -297,7 +297,7 @@ class ChainSession:
         change = self._between.get(layer)
         return states if change is None else change(states)
 
-    def _asked(self, link: Link, body: Mapping[str, Any], tensors: Mapping[str, Tensor], shape: Any) -> Tensor:
+    def _asked(self, link: ServerLink, body: Mapping[str, Any], tensors: Mapping[str, Tensor], shape: Any) -> Tensor:
         """Ask for states, and check them: a server may send anything."""
         return states_of(link.ask(body, tensors)[1], self._codec, shape)
 

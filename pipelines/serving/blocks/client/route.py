@@ -38,7 +38,7 @@ LASTING = ("invalid", "malformed", "version", "not admitted", "too large")
 """Refusals that another server would repeat."""
 
 
-class Link(Protocol):
+class ServerLink(Protocol):
     """A stream to a server."""
 
     round_trip_seconds: float
@@ -59,7 +59,7 @@ class Swarm(Protocol):
     def served(self) -> Sequence[ServedSpan]:
         """Return what is served now."""
 
-    def connect(self, peer: str) -> Link:
+    def connect(self, peer: str) -> ServerLink:
         """Open a stream to a server; raises PeerGoneError or Refusal."""
 
 
@@ -88,7 +88,7 @@ class Route:
 
         self._left_out: frozenset[str] = frozenset()
         self._round_trips: dict[str, float] = {}
-        self._links: dict[str, Link] = {}
+        self._links: dict[str, ServerLink] = {}
         self.num_failures = 0
         self._is_measured = False
 
@@ -188,7 +188,7 @@ class Route:
             for span in found
         ]
 
-    def connect(self, hop: Hop) -> Link:
+    def connect(self, hop: Hop) -> ServerLink:
         """Open a new stream to a hop's server."""
         link = self.swarm.connect(hop.peer)
         self._round_trips[hop.peer] = link.round_trip_seconds
@@ -266,9 +266,9 @@ class LocalLink:
         self._session = BlockSession(server, Asker("this machine"))
 
     def ask(self, body: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Answer:
-        """See `Link.ask`."""
+        """See `ServerLink.ask`."""
         return self._session.answer(body, tensors)
 
     def close(self) -> None:
-        """See `Link.close`."""
+        """See `ServerLink.close`."""
         self._session.close()

@@ -105,7 +105,7 @@ class StreamLink:
         self._forgotten.atexit = False
 
     def ask(self, body: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Answer:
-        """See `Link.ask`; a server that is silent for much longer than usual, heartbeats included, is gone."""
+        """See `ServerLink.ask`; a server that is silent for much longer than usual, heartbeats included, is gone."""
         what = str(body.get("do"))
         usual, started = self._usual.get(what, 0.0), time.monotonic()
         silence = silence_seconds(usual, self.round_trip_seconds)
@@ -126,7 +126,7 @@ class StreamLink:
         return dict(frame.body), dict(frame.tensors)
 
     def close(self) -> None:
-        """See `Link.close`; a link that is forgotten is closed as well."""
+        """See `ServerLink.close`; a link that is forgotten is closed as well."""
         if self._forgotten.detach() is not None:
             self._loop.call(self._conversation.close())
 

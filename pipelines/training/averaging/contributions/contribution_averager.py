@@ -31,7 +31,7 @@ from pipelines.training.averaging.contributions.announcement import (
     receipt_statement,
 )
 from pipelines.training.averaging.contributions.deliveries import Deliveries
-from pipelines.training.averaging.contributions.round import ContributionRound, RoundTerms
+from pipelines.training.averaging.contributions.round import ContributionRound, ContributionTerms
 from pipelines.training.averaging.contributions.shelf import Shelf
 from pipelines.training.averaging.figures import Round
 from pipelines.training.averaging.group.avoidance import Avoidance
@@ -175,7 +175,7 @@ class ContributionAverager(RobustAverager):
         }
         seconds, is_last = self._attempt_seconds(), self._num_attempts_left == 0
         announced = {peer: announcement for peer, announcement in found.items() if announcement is not None}
-        terms = RoundTerms(
+        terms = ContributionTerms(
             peer_id=self.peer_id,
             epoch=self._shelf.epoch,
             modes=dict(zip(ordered_peer_ids, kwargs["modes"], strict=True)),

@@ -39,7 +39,7 @@ FAR_OFF_SCALE = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
-class RoundTerms:
+class ContributionTerms:
     """What a round is about: its members and what they have announced."""
 
     peer_id: PeerID
@@ -81,7 +81,7 @@ class ContributionRound:
     owner; in the last attempt the contribution counts as not made.
     """
 
-    terms: RoundTerms
+    terms: ContributionTerms
     codec: SparseCodec
     deliveries: Deliveries
     signatures: Signatures

@@ -24,7 +24,7 @@ SECONDS_TO_WAIT = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Contribution:
+class WeighedInput:
     """What a reducer used of one sender for one part of its share."""
 
     sender: PeerID
@@ -39,19 +39,19 @@ class Contribution:
 
 
 def answer_statement(
-    group_id: bytes, reducer: PeerID, part_index: int, buffer: bytes, contributions: Sequence[Contribution]
+    group_id: bytes, reducer: PeerID, part_index: int, buffer: bytes, contributions: Sequence[WeighedInput]
 ) -> bytes:
     """Return what a reducer signs: it made these bytes of these contributions, for this part of its share."""
     digests = [hashlib.sha256(content).digest() for content in (buffer, _as_bytes(contributions))]
     return MSGPackSerializer.dumps([ANSWER_DOMAIN, group_id, reducer.to_bytes(), part_index, *digests])
 
 
-def seal(signature: bytes, contributions: Sequence[Contribution]) -> bytes:
+def seal(signature: bytes, contributions: Sequence[WeighedInput]) -> bytes:
     """Return what goes with an answer, in hivemind's field for a peer id, which is otherwise unused."""
     return MSGPackSerializer.dumps([signature, _as_bytes(contributions)])
 
 
-def read_seal(content: bytes) -> tuple[bytes, tuple[Contribution, ...]]:
+def read_seal(content: bytes) -> tuple[bytes, tuple[WeighedInput, ...]]:
     """Return the signature and the contributions that go with an answer; every sender is named once.
 
     Raises:
@@ -67,16 +67,16 @@ def read_seal(content: bytes) -> tuple[bytes, tuple[Contribution, ...]]:
     return signature, contributions
 
 
-def _as_bytes(contributions: Sequence[Contribution]) -> bytes:
+def _as_bytes(contributions: Sequence[WeighedInput]) -> bytes:
     return MSGPackSerializer.dumps([[c.sender.to_bytes(), c.declared, c.weight, c.digest] for c in contributions])
 
 
-def _read_contribution(fields: list[Any]) -> Contribution:
+def _read_contribution(fields: list[Any]) -> WeighedInput:
     sender, declared, weight, digest = fields
     are_weights = all(type(value) is float and 0 <= value < math.inf for value in (declared, weight))
     if not (are_weights and isinstance(sender, bytes) and isinstance(digest, bytes) and len(digest) == DIGEST_BYTES):
         raise ValueError("This is not a contribution.")
-    return Contribution(sender=PeerID(sender), declared=declared, weight=weight, digest=digest)
+    return WeighedInput(sender=PeerID(sender), declared=declared, weight=weight, digest=digest)
 
 
 def answers_request(group_id: bytes, reducer: PeerID, part_indices: Sequence[int]) -> averaging_pb2.DownloadData:

@@ -9,7 +9,7 @@ from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2
 from hivemind.utils import MSGPackSerializer
 
-from pipelines.training.averaging.wire.signed_answers import Contribution
+from pipelines.training.averaging.wire.signed_answers import WeighedInput
 
 PART_DOMAIN = b"dalle-collab part 1"
 
@@ -39,13 +39,13 @@ class RoundInputs:
         """Keep a part that has been checked, whose buffer has this digest."""
         self._waiting.setdefault(part_index, {})[sender] = (message, digest)
 
-    def use(self, part_index: int, weights: Mapping[PeerID, float]) -> tuple[Contribution, ...]:
+    def use(self, part_index: int, weights: Mapping[PeerID, float]) -> tuple[WeighedInput, ...]:
         """Return the contributions to an average, given the senders' effective weights in order; forget the others'."""
         waiting = self._waiting.pop(part_index)
         used = [(sender, *waiting[sender], weight) for sender, weight in weights.items()]
         self._used[part_index] = tuple(message for _, message, _, _ in used)
         return tuple(
-            Contribution(sender=sender, declared=message.weight, weight=float(weight), digest=digest)
+            WeighedInput(sender=sender, declared=message.weight, weight=float(weight), digest=digest)
             for sender, message, digest, weight in used
         )
 

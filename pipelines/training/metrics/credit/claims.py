@@ -65,7 +65,7 @@ class Counter:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Standing:
+class CreditStanding:
     """What is known about a user."""
 
     num_epochs: int

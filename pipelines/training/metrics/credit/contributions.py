@@ -22,8 +22,8 @@ from pipelines.training.metrics.credit.claims import (
     SPEED_SLACK,
     Claim,
     Counter,
+    CreditStanding,
     RoundLog,
-    Standing,
     fit_into,
     is_possible,
     plausible_samples,
@@ -59,7 +59,7 @@ class ContributionLedger:
     counters: dict[str, Counter] = field(default_factory=dict)
     """By the peer's key."""
 
-    standings: dict[str, Standing] = field(default_factory=dict)
+    standings: dict[str, CreditStanding] = field(default_factory=dict)
     """By user, see `Claim.user`."""
 
     device_seconds: dict[tuple[str, str], float] = field(default_factory=dict)
@@ -127,7 +127,7 @@ class ContributionLedger:
             return cls(
                 days=dict(days),
                 counters={key: Counter(**value) for key, value in state["counters"].items()},
-                standings={user: Standing(**value) for user, value in state.get("standings", {}).items()},
+                standings={user: CreditStanding(**value) for user, value in state.get("standings", {}).items()},
                 device_seconds={
                     (str(user), str(kind)): float(seconds) for user, kind, seconds in state.get("device_seconds", ())
                 },
@@ -159,9 +159,9 @@ class ContributionLedger:
         believed = witnessed(claims, rounds)
         for claim in claims:
             before = min(self.epoch, claim.epoch - 1)
-            held = self.standings.get(claim.user, Standing(num_epochs=0, epoch=before, allowance=0.0, time=now))
+            held = self.standings.get(claim.user, CreditStanding(num_epochs=0, epoch=before, allowance=0.0, time=now))
             if claim.user in believed and claim.epoch > held.epoch:
-                self.standings[claim.user] = Standing(
+                self.standings[claim.user] = CreditStanding(
                     num_epochs=held.num_epochs + 1,
                     epoch=claim.epoch,
                     allowance=min(held.allowance + claim.epoch - held.epoch, float(max(LATE_EPOCHS, num_epochs))),

@@ -15,7 +15,7 @@ from dirty_pictures import write_dirty_tars
 from killed_preparation import COMMAND, folder_digest
 
 from pipelines.data_preparation.engines.ray_engine import MOST_ATTEMPTS, make_shard, share_of_cluster
-from pipelines.data_preparation.engines.spans import Span
+from pipelines.data_preparation.engines.spans import InputSpan
 from pipelines.data_preparation.preparation_manifest import InputPosition, PreparationError
 from pipelines.data_preparation.shard_writing import (
     Preparation,
@@ -182,7 +182,7 @@ def test_a_worker_that_does_not_see_output_or_sources_says_which(arguments, code
     path = tmp_path / "a.tar"
     path.write_bytes(b"")
     preparation = Preparation(sources=find_sources([path]), codec=codec, output=tmp_path / "out", options=OPTIONS)
-    span = Span(number=0, begin=InputPosition(), end=InputPosition(source=1))
+    span = InputSpan(number=0, begin=InputPosition(), end=InputPosition(source=1))
     with pytest.raises(PreparationError, match=r"does not see .*out/manifest.json. All machines have to see"):
         make_shard(preparation, span)
     begin_preparation(preparation)

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from pipelines.data_preparation.engines.spans import Span, count_samples, make_span, plan_spans, uncounted_sources
+from pipelines.data_preparation.engines.spans import InputSpan, count_samples, make_span, plan_spans, uncounted_sources
 from pipelines.data_preparation.filtering import FilterReport
 from pipelines.data_preparation.preparation_manifest import FinishedShard, InputPosition, PreparationError
 from pipelines.data_preparation.shard_writing import Preparation, PreparationOptions
@@ -34,7 +34,7 @@ def spans_of_reader(sources, shard_size):
     while not reader.is_at_end():
         begin = reader.position
         list(reader.read_span(shard_size))
-        spans.append(Span(number=len(spans), begin=begin, end=reader.position))
+        spans.append(InputSpan(number=len(spans), begin=begin, end=reader.position))
     return spans
 
 

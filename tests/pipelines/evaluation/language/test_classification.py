@@ -12,14 +12,14 @@ from transformers import AutoModelForCausalLM, OPTConfig
 
 from pipelines.evaluation.comparison import compare
 from pipelines.evaluation.language.classification import LanguageParts, measure_classification
-from pipelines.evaluation.language.finetuning import FinetuningOptions, fine_tune, new_classifier, predict
+from pipelines.evaluation.language.finetuning import ClassifierOptions, fine_tune, new_classifier, predict
 from pipelines.evaluation.language.labelled_samples import labelled_samples
 from pipelines.evaluation.language.labelled_source import SENTENCES, TOKENS, LabelledSource
 from pipelines.evaluation.language.labelled_text import Example, LabelledText, joined
 from pipelines.evaluation.measurement import Measurement
 
 pytestmark = pytest.mark.slow
-OPTIONS = FinetuningOptions(num_seeds=3, num_passes=6, learning_rates=(2e-3,))
+OPTIONS = ClassifierOptions(num_seeds=3, num_passes=6, learning_rates=(2e-3,))
 
 
 def tagged(number, are_new):

@@ -8,7 +8,7 @@ from pipelines.doctor.check_result import fail, ok, warn
 from pipelines.pages.joining.command_child import cause_of_end, for_people
 from pipelines.pages.joining.join_settings import JoinSettings, hosts_from
 from pipelines.pages.joining.join_view import ALIVE, MOST_LINES, MOST_SPEEDS, JoinView, after_event
-from pipelines.pages.joining.permissions import control_of, owners_of
+from pipelines.pages.joining.permissions import access_of, owners_of
 from pipelines.pages.joining.presentation import (
     TITLES,
     checks_html,
@@ -49,15 +49,15 @@ def view_after(*events, **values):
     ],
 )
 def test_on_the_hub_only_the_owner_may_use_the_machine_and_at_home_everybody(environment, username, granted):
-    control = control_of(environment, username)
-    assert control.is_granted is granted
-    assert bool(control.reason) is not granted
+    access = access_of(environment, username)
+    assert access.is_granted is granted
+    assert bool(access.reason) is not granted
 
 
 def test_a_visitor_reads_whose_machine_it_is():
     environment = {"SPACE_ID": "alice/join", "SPACE_AUTHOR_NAME": "alice"}
-    assert control_of(environment, None).reason == "Only alice may use this machine. Sign in if that is you."
-    assert "You are mallory; only alice may" in control_of(environment, "mallory").reason
+    assert access_of(environment, None).reason == "Only alice may use this machine. Sign in if that is you."
+    assert "You are mallory; only alice may" in access_of(environment, "mallory").reason
     assert owners_of({"SPACE_ID": "org/join", "OWNER": "bob,carol"}) == ("bob", "carol")
 
 

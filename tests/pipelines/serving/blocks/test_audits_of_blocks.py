@@ -10,12 +10,12 @@ from tiny_models import tiny_dalle, tiny_language_model
 from modeling_dalle_collab.packed_dalle_collab import Int8Linear
 from modeling_dalle_collab.sampling_dalle_collab import SamplingOptions
 from pipelines.serving.avoided import AvoidedServers
-from pipelines.serving.blocks.client.audits import BlockAudits, Verdict
+from pipelines.serving.blocks.client.audits import AuditVerdict, BlockAudits
 from pipelines.serving.blocks.client.distributed_model import DistributedModel, local_server
 from pipelines.serving.blocks.client.route import Route
 from pipelines.serving.blocks.codecs import CODECS, decode, encode
 from pipelines.serving.blocks.routing import Hop
-from pipelines.serving.blocks.spans import NO_PADDING, load_span
+from pipelines.serving.blocks.spans import Padding, load_span
 from pipelines.serving.blocks.weights import find_model
 from pipelines.serving.draw.evidence import drawn_here
 from pipelines.serving.draw.requests import Wish
@@ -97,7 +97,7 @@ def test_int8_servers_on_other_processors_are_not_accused(published):
     generator = torch.Generator().manual_seed(6)
     for _ in range(5):
         states = torch.randn(2, 1, spans[0].positions_of_prompt(), 64, generator=generator)
-        one, other = (span.forward(states, NO_PADDING, None) for span in spans)
+        one, other = (span.forward(states, Padding(), None) for span in spans)
         assert audits.judge(hop, one, {"b": hop}, lambda _, other=other: other).outcome == "agrees"
     assert max(verdict.error for verdict in audits.verdicts) < audits.limit / 10
     assert (audits.limit, BlockAudits("int8", precision=None, share=1.0).limit) == (5e-3, 5e-2)
@@ -121,7 +121,7 @@ def test_it_is_said_who_differs_what_could_not_be_told_and_what_was_checked():
     avoided = AvoidedServers(clock=lambda: 0.0)
     avoided.avoid("liar-server")
     verdicts = [
-        Verdict(hop=Hop(peer=f"the-{outcome}", start=0, end=2), outcome=outcome, error=0.25, liar=liar)
+        AuditVerdict(hop=Hop(peer=f"the-{outcome}", start=0, end=2), outcome=outcome, error=0.25, liar=liar)
         for outcome, liar in outcomes.items()
     ]
     audits = BlockAudits("float32", share=1.0, avoided=avoided)

@@ -22,7 +22,7 @@ from pipelines.training.averaging.contributions.announcement import (
     agreed_records,
 )
 from pipelines.training.averaging.contributions.deliveries import AlteredError, Deliveries, NotHeldError
-from pipelines.training.averaging.contributions.round import ContributionRound, RoundTerms
+from pipelines.training.averaging.contributions.round import ContributionRound, ContributionTerms
 from pipelines.training.averaging.contributions.shelf import Shelf
 from pipelines.training.averaging.group.avoidance import Avoidance
 from pipelines.training.averaging.reduce.suspects import Offence
@@ -144,7 +144,7 @@ class Group:
         self.modes = dict.fromkeys(members, AveragingMode.NODE)
 
     def round_of(self, member, seconds=20.0, *, is_last_attempt=False):
-        terms = RoundTerms(
+        terms = ContributionTerms(
             peer_id=member, epoch=EPOCH, modes=self.modes, announced=self.announced, seconds=seconds,
             max_weight_ratio=MAX_WEIGHT_RATIO, recorded=self.recorded, is_last_attempt=is_last_attempt,
         )  # fmt: skip

@@ -11,8 +11,8 @@ from hivemind.proto import averaging_pb2
 from hivemind.utils import MSGPackSerializer
 
 from pipelines.training.averaging.wire.signed_answers import (
-    Contribution,
     RoundAnswers,
+    WeighedInput,
     answer_statement,
     answers_request,
     read_answers_request,
@@ -22,7 +22,7 @@ from pipelines.training.averaging.wire.signed_answers import (
 from pipelines.training.averaging.wire.signed_inputs import RoundInputs, part_statement
 
 GROUP, REDUCER, OTHER, STRANGER = b"group", PeerID(b"reducer"), PeerID(b"other"), PeerID(b"stranger")
-USED = Contribution(sender=OTHER, declared=2.0, weight=1.0, digest=bytes(32))
+USED = WeighedInput(sender=OTHER, declared=2.0, weight=1.0, digest=bytes(32))
 SIGNED = dict(group_id=GROUP, reducer=REDUCER, part_index=3, buffer=b"values", contributions=[USED])
 
 

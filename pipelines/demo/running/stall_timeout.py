@@ -8,7 +8,7 @@ NUM_WAITS = 50
 """The longest of so many is what the machine takes at present."""
 
 
-class Patience:
+class StallTimeout:
     """Is over when nothing has advanced for minutes, and for several times as long as it has taken lately."""
 
     def __init__(self, now: float) -> None:
