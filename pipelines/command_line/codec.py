@@ -161,7 +161,7 @@ def convert(
 
 
 def small_codec_config(image_size: int, grid: int, codebook_size: int, channels: int) -> "VQGANConfig":
-    """A codec that trains on a CPU: its layers work on a grid no finer than needed to paint 8 x 8 pixels at a time.
+    """A codec that trains on a CPU: its layers work on the grid of codes, or one fine enough to paint 8 x 8 pixels.
 
     ValueError if the picture cannot be cut into grid x grid equal patches.
     """
@@ -170,7 +170,7 @@ def small_codec_config(image_size: int, grid: int, codebook_size: int, channels:
     if grid < 1 or image_size % grid:
         raise ValueError(f"A side of {image_size} pixels cannot be cut into {grid} equal patches. Change --grid.")
     patch_size, multipliers = image_size // grid, (1,)
-    while patch_size % 2 == 0 and (patch_size > LARGEST_PATCH or len(multipliers) == 1):
+    while patch_size % 2 == 0 and patch_size > LARGEST_PATCH:
         patch_size, multipliers = patch_size // 2, (*multipliers, 1)
     return VQGANConfig(
         image_size=image_size,
@@ -186,6 +186,7 @@ def small_codec_config(image_size: int, grid: int, codebook_size: int, channels:
         normalisation="position",
         middle_attention=False,
         linear_encoder=True,
+        linear_decoder=True,
     )
 
 

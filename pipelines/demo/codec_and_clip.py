@@ -1,11 +1,13 @@
 """A codec and a CLIP trained for a demo's pictures, where none are shipped for them."""
 
+from collections.abc import Sequence
+
 from pipelines.demo.demo_plan import DemoPlan
 from pipelines.demo.running.finished_work import digest_of
 from pipelines.demo.stages import Stages
 
 
-def train_codec_and_clip(stages: Stages, plan: DemoPlan, *, codec_minutes: float, clip_steps: int) -> None:
+def train_codec_and_clip(stages: Stages, plan: DemoPlan, *, codec_options: Sequence[str], clip_steps: int) -> None:
     """Train both on the pictures that the model trains on, into the plan's folders.
 
     Raises:
@@ -16,7 +18,7 @@ def train_codec_and_clip(stages: Stages, plan: DemoPlan, *, codec_minutes: float
         "codec_training", "Training a codec for these pictures",
         lambda: stages.run(
             "dalle-collab", "codec", "train", pictures, "--output", str(plan.codec_folder),
-            "--minutes", f"{codec_minutes:.3g}", log_name="codec",
+            *codec_options, log_name="codec",
         ),
         outputs=[plan.codec_folder],
     )  # fmt: skip

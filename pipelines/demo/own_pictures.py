@@ -29,7 +29,13 @@ FEWEST_PICTURES = 100
 """With fewer there is nothing to learn from, and nothing to hold out."""
 
 VOCABULARY_SIZE = 1024
-CODEC_SHARE, MOST_CODEC_MINUTES = 0.25, 15.0
+PICTURE_SIZES = ((0.5, 32), (4.0, 48), (float("inf"), 64))
+"""Pixels of a side, by the hours below which they are taken. A code stands for 4 x 4 pixels at each size: for 8 x 8 the
+codec blurs what is small."""
+
+PIXELS_OF_A_CODE = 4
+
+CODEC_SHARE, MOST_CODEC_MINUTES = 0.15, 10.0
 OTHER_SHARE, MOST_OTHER_MINUTES = 0.25, 10.0
 """The CLIP, encoding, publishing and drawing, for a few thousand pictures."""
 
@@ -41,6 +47,7 @@ CLIP_STEPS, FEWEST_CLIP_STEPS = 1500, 300
 class TimePlan:
     """How long the stages of a run from one command may take."""
 
+    picture_size: int
     codec_minutes: float
     clip_steps: int
     training_hours: float
@@ -53,7 +60,17 @@ class TimePlan:
         total = 60 * hours
         codec, other = min(CODEC_SHARE * total, MOST_CODEC_MINUTES), min(OTHER_SHARE * total, MOST_OTHER_MINUTES)
         steps = max(FEWEST_CLIP_STEPS, round(CLIP_STEPS * min(1.0, hours)))
-        return cls(codec_minutes=codec, clip_steps=steps, training_hours=(total - codec - other) / 60)
+        return cls(
+            picture_size=next(size for most, size in PICTURE_SIZES if hours < most),
+            codec_minutes=codec,
+            clip_steps=steps,
+            training_hours=(total - codec - other) / 60,
+        )
+
+    def codec_options(self) -> tuple[str, ...]:
+        """Return the options of `codec train`."""
+        sizes = {"--image-size": self.picture_size, "--grid": self.picture_size // PIXELS_OF_A_CODE}
+        return (*(f"{name}={value}" for name, value in sizes.items()), f"--minutes={self.codec_minutes:.3g}")
 
 
 def run_own_pictures(
@@ -104,7 +121,10 @@ def run_own_pictures(
         lambda: captions_to_draw(captions.values(), NUM_CAPTIONS),
         console,
         train_models=lambda stages: train_codec_and_clip(
-            stages, plan, codec_minutes=time_plan.codec_minutes, clip_steps=time_plan.clip_steps
+            stages,
+            plan,
+            codec_options=time_plan.codec_options(),
+            clip_steps=time_plan.clip_steps,
         ),
     )
     summary = summarise_demo(result, picture_bytes=mean_bytes(pictures, reading))

@@ -29,6 +29,7 @@ from pipelines.demo.running_spaces import SPACES_FOLDER, VISITOR, RunningSpaces,
 from pipelines.demo.stages import StageError, Stages
 from pipelines.demo.training_stage import published_epoch, train_together
 from pipelines.training.metrics.evaluation.held_out_losses import read_evaluations
+from pipelines.training.run.training_run import TrainingRun
 
 NUM_EXAMPLES = 4
 REPOSITORIES = {"-codec": "model", "-clip": "model", "-codes": "dataset", "": "model"}
@@ -158,8 +159,7 @@ def _with_schedule(line: Line) -> Line:
     """Return the line with the length of the run that was created, which the preset may have chosen."""
     name, folder = TRAINING_RUN_FILE, line.plan.work / "published"
     file = line.api.hf_hub_download(line.plan.repository(), name, local_dir=folder)
-    num_epochs = json.loads(Path(file).read_text(encoding="utf-8"))["num_epochs"]
-    settings = {**line.plan.run_settings, "num_epochs": num_epochs}
+    settings = {**line.plan.run_settings, "num_epochs": TrainingRun.from_file(Path(file)).num_epochs}
     return dataclasses.replace(line, plan=dataclasses.replace(line.plan, run_settings=settings))
 
 

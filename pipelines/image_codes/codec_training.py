@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from pipelines.image_codes.codebook import place_by_k_means
 from pipelines.image_codes.vqgan_codec import VQGANCodec
@@ -150,6 +151,9 @@ def place_codes(codec: VQGANCodec, images: torch.Tensor, generator: torch.Genera
     picked = torch.multinomial(chances, len(patches), replacement=True, generator=generator)
     latents = codec.latents(images).permute(0, 2, 3, 1).flatten(0, 2)  # (position, embedding)
     place_by_k_means(codec.codebook, latents[picked.to(images.device)], generator)
+    if codec.config.linear_decoder:  # the decoder's own part begins with nothing
+        nn.init.zeros_(codec.decoder.conv_out.weight)
+        nn.init.zeros_(codec.decoder.conv_out.bias)
 
 
 def with_wrong_codes(codes: torch.Tensor, share: float, codebook_size: int, generator: torch.Generator) -> torch.Tensor:

@@ -71,6 +71,8 @@ class VQGANCodec(nn.Module):
         if not self.config.linear_encoder:  # a published codec keeps its name: this is what its settings were then
             del values["linear_encoder"]
             values["linear_shortcut"] = False
+        if not self.config.linear_decoder:
+            del values["linear_decoder"]
         digest = hashlib.sha256(json.dumps(values, sort_keys=True).encode())
         for name, tensor in sorted(self.state_dict().items()):
             digest.update(f"{name}{tuple(tensor.shape)}".encode())
@@ -119,7 +121,18 @@ class VQGANCodec(nn.Module):
         """Codebook vectors (batch, embedding, grid, grid) -> pictures (batch, 3, height, width), not clamped."""
         quantized = quantized.contiguous(memory_format=torch.channels_last)
         pictures = F.pixel_shuffle(self.decoder(self.post_quant_conv(quantized)), self.config.patch_size)
+        if self.config.linear_decoder:
+            pictures = pictures + self._linear_pictures(quantized)
         return (pictures + 1) / 2
+
+    def _linear_pictures(self, quantized: torch.Tensor) -> torch.Tensor:
+        """(batch, embedding, grid, grid) -> (batch, 3, height, width) in [-1, 1] that the encoder turns into these.
+
+        The encoder's rows are principal components: orthogonal to each other and of one length, or zero.
+        """
+        weight, bias = self.encoder.weight.detach(), self.encoder.bias.detach()
+        inverse = weight / weight.pow(2).sum((1, 2, 3)).amax().clamp_min(1e-12)
+        return F.conv_transpose2d(quantized - bias[:, None, None], inverse, stride=self.config.downsampling_factor)
 
     def save_pretrained(self, folder: str | os.PathLike, *, half_precision: bool = False) -> Path:
         """Write `vqgan_config.json` and `vqgan.safetensors` into folder, each whole or not at all; returns the folder.

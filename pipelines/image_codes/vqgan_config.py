@@ -44,6 +44,8 @@ class VQGANConfig:
     linear_encoder: bool = False
     """Whether the encoder is one linear map of a code's own pixels. Training places it and a codebook at once, by
     principal components and k-means, and leaves all learning to the decoder, which sees the whole picture."""
+    linear_decoder: bool = False
+    """Whether the decoder adds to the inverse of the linear encoder: training then begins with what each code means."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "channel_multipliers", tuple(self.channel_multipliers))
@@ -54,6 +56,8 @@ class VQGANConfig:
             raise ValueError(f"Unknown normalisation {self.normalisation!r}; expected {' or '.join(NORMALISATIONS)}.")
         if not 2 <= self.codebook_size <= 2**15:
             raise ValueError(f"codebook_size is {self.codebook_size}; int16 codes allow 2 to {2**15}.")
+        if self.linear_decoder and not self.linear_encoder:
+            raise ValueError("linear_decoder is the inverse of a linear encoder; set linear_encoder, too.")
         if not self.channel_multipliers or self.channels % TAMING_NORM_GROUPS:
             raise ValueError(f"channels is {self.channels}; taming's normalisation needs a multiple of 32.")
         if self.quantizer == "gumbel" and self.z_channels != self.embedding_dim:

@@ -190,4 +190,4 @@ def test_mistakes_give_one_line_and_exit_code_1(run, pictures, tmp_path, argumen
 def test_large_patches_are_halved_by_levels():
     config = small_codec_config(256, 8, 1024, 64)
     assert (config.patch_size, config.channel_multipliers, config.grid_size) == (8, (1, 1, 1), 8)
-    assert small_codec_config(64, 8, 1024, 64).channel_multipliers == (1, 1)
+    assert small_codec_config(64, 8, 1024, 64).channel_multipliers == (1,)

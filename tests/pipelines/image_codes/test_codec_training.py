@@ -1,6 +1,7 @@
 """Training a codec: where it starts, that it improves, and what it leaves behind when stopped."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -206,3 +207,25 @@ def test_the_reconstruction_loss_counts_pixels_and_edges():
 def test_options_out_of_range_are_refused(change, message):
     with pytest.raises(ValueError, match=message):
         CodecTrainingOptions(**change)
+
+
+def test_with_a_linear_decoder_training_begins_with_the_mean_patch_of_each_code():
+    pictures = squares(400)
+    codec = VQGANCodec(replace(CONFIG, linear_decoder=True))
+    images = pictures.float() / 255
+    place_codes(codec, images, torch.Generator().manual_seed(0))
+    begun = error_of(codec, pictures)
+    latents = codec.latents(images)
+    assert torch.allclose(codec.latents(codec.reconstruct(latents)), latents, atol=1e-3), "it is the encoder's inverse"
+    assert begun < 0.4 * (images - images.mean()).abs().mean()
+    train_codec(codec, random_batches(pictures, 16, 0, "cpu"), some_options(60))
+    assert error_of(codec, pictures) < begun
+
+
+def test_a_linear_decoder_needs_a_linear_encoder():
+    with pytest.raises(ValueError, match="set linear_encoder"):
+        replace(CONFIG, linear_encoder=False, linear_decoder=True)
+
+
+def test_a_codec_without_one_keeps_its_fingerprint():
+    assert new_codec().fingerprint != VQGANCodec(replace(CONFIG, linear_decoder=True)).fingerprint

@@ -2,8 +2,10 @@
 
 import pytest
 
+from pipelines.doctor.organiser_checks import check_rate
+from pipelines.training.run.training_run import TrainingRun
 from pipelines.training.tasks.choice import settings_of
-from pipelines.training.tasks.presets import PRESETS, preset_settings
+from pipelines.training.tasks.presets import DEMO, PRESETS, preset_settings
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -18,6 +20,14 @@ def test_the_papers_preset_is_the_papers_recipe():
     assert paper["num_epochs"] == 31_250 and paper["num_warmup_epochs"] == 3_125
     assert (paper["optimizer"], paper["optimizer_bits"], paper["peak_learning_rate"]) == ("lamb", 8, 2.5e-3)
     assert (paper["averaging_compression"], paper["min_8bit_elements"]) == ("blockwise_8bit", 2**16)
+
+
+def test_the_demos_rate_is_one_that_run_check_expects():
+    fields = {name: value for name, value in DEMO.items() if name in TrainingRun.__dataclass_fields__}
+    demo = TrainingRun(run_id="a", model_config=dict(hidden_size=DEMO["hidden_size"]), **fields)
+    assert check_rate(demo).status == "ok"
+    assert check_rate(demo.replace(peak_learning_rate=0.2)).status == "warn"
+    assert check_rate(demo.replace(peak_learning_rate=1e-5)).status == "warn"
 
 
 @pytest.mark.parametrize(
