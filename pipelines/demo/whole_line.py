@@ -18,6 +18,7 @@ from rich.markup import escape
 
 from hub_tools.counted import counted
 from hub_tools.local_hub import LocalHub
+from hub_tools.printing.printable import one_line
 from hub_tools.run_files import EVALUATIONS_FILE, METRICS_FOLDER, TRAINING_RUN_FILE
 from pipelines.demo.configured_hub import ConfiguredHub
 from pipelines.demo.demo_plan import Accounts, DemoPlan
@@ -278,11 +279,14 @@ def create_run(line: Line, *options: str) -> None:
     line.api.delete_repo(plan.repository(), missing_ok=True)
     remove(plan.auxiliary_folder)
     settings.write_text(json.dumps(dict(plan.run_settings), indent=2) + "\n", encoding="utf-8")
-    line.stages.run(
+    told = line.stages.run(
         "dalle-collab", "run", "create", plan.repository(), *options, *plan.create_options, "--settings", str(settings),
         *plan.organiser_key,
         token=line.accounts.organiser, log_name="run",
     )  # fmt: skip
+    if plan.shows_commands:
+        for sentence in told.partition("\nCreated ")[0].splitlines():
+            line.stages.lines.say(f"  {one_line(sentence)}")
 
 
 def _draw_all(line: Line, captions: list[str]) -> tuple[list[list[str]], list[list[str]]]:
