@@ -25,7 +25,8 @@ def train_codec_and_clip(stages: Stages, plan: DemoPlan, *, codec_steps: int, cl
         lambda: stages.run(
             "dalle-collab", "clip", "train", pictures, "--output", str(plan.clip_folder), "--steps", str(clip_steps),
             "--vocab-size", str(plan.vocabulary_size), "--codec", str(plan.codec_folder),
-            "--caption-lines", plan.caption_lines, log_name="clip",
+            # A demo goes on with a CLIP that ranks at random.
+            "--caption-lines", plan.caption_lines, "--force", log_name="clip",
         ),
         inputs=digest_of(plan.codec_folder), outputs=[plan.clip_folder],
     )  # fmt: skip
