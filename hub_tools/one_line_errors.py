@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from .endpoint import current_endpoint
+from .places import config_folder
 from .printing.extras import missing_extra
 from .printing.printable import one_line, printable_output
 from .waiting.retry_after import asked_seconds
@@ -184,14 +185,21 @@ def _repository_in(error: BaseException) -> str:
 
 
 def _cure_of_home(error: OSError) -> str:
-    """Return what to do if the Hub client's folder, or one above it, cannot be written: HOME may belong to others."""
+    """Return what to do if the Hub client's folder or that of keys, or one above, cannot be written.
+
+    HOME may belong to others.
+    """
     constants = sys.modules.get("huggingface_hub.constants")
     if constants is None or error.errno not in NOT_WRITABLE or not isinstance(error.filename, str):
         return ""
-    home, place = Path(constants.HF_HOME), Path(error.filename)
-    if not home.is_relative_to(place) and not place.is_relative_to(home):
-        return ""
-    return f". Downloads and keys are kept in {home}: set HF_HOME to a folder that you may write"
+    place = Path(error.filename)
+    for what, home, variable in (
+        ("Downloads and peers' keys", Path(constants.HF_HOME), "HF_HOME"),
+        ("Organisers' keys", config_folder(), "XDG_CONFIG_HOME"),
+    ):
+        if home.is_relative_to(place) or place.is_relative_to(home):
+            return f". {what} are kept in {home}: set {variable} to a folder that you may write"
+    return ""
 
 
 def _explain_connection_error(error: BaseException) -> str | None:

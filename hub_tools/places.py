@@ -1,5 +1,6 @@
-"""Where something is: in a local folder, or in a repository of the Hub, `ORG/NAME`."""
+"""Where something is: in a local folder, or in a repository of the Hub, `ORG/NAME`; and the folder of keys."""
 
+import os
 from pathlib import Path
 
 
@@ -21,6 +22,16 @@ def local_folder(place: str | Path, *, expected: str, revision: str | None = Non
     if not is_repository_name(str(place)):
         raise NoSuchPlaceError(f"There is no folder {place}. Expected {expected}.")
     return None
+
+
+def config_folder() -> Path:
+    """Return this user's folder for what must not be lost, as keys, while a cache may be emptied at any time.
+
+    It follows the XDG Base Directory Specification, in which a relative path counts as none.
+    """
+    given = Path(os.environ.get("XDG_CONFIG_HOME", ""))
+    home = Path(os.path.expanduser("~/.config"))  # noqa: PTH111 - Path's raises where a user has no home
+    return (given if given.is_absolute() else home) / "dalle-collab"
 
 
 def is_repository_name(name: str) -> bool:

@@ -5,6 +5,7 @@ import configparser
 import os
 import signal
 import sys
+import tempfile
 from collections import defaultdict
 from pathlib import Path
 
@@ -20,6 +21,9 @@ for folder in FOLDERS:
 # Tests run side by side, and so do the peers of one: threads of one computation would only wait for each other. Set
 # before torch is imported, and inherited by all that tests start.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Keys of organisers that tests make are not the user's.
+os.environ["XDG_CONFIG_HOME"] = tempfile.mkdtemp(prefix="test-config-")
 
 # A shell that starts a program in the background lets it ignore Ctrl-C, and its children inherit that; the commands
 # under test must hear it wherever the tests are started from.

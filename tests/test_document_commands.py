@@ -45,7 +45,7 @@ PAGES_MENTION = [
     *("--micro-batch-size", "--precision", "--num-devices", "--relay", "join_training", "DALLE_COLLAB_PACKAGE"),
     *("dalle-collab run show", "dalle-collab run check", "dalle-collab run report", "dalle-collab run rollback"),
     *("dalle-collab run index", "--publish", "--tracker", "local_steps", "delay_gradient_averaging"),
-    *("dalle-collab run keys", "--add", "--revoke", "--restore", "--organiser-key"),
+    *("dalle-collab run keys", "--add", "--revoke", "--restore", "--organiser-key", "--backup-key"),
     *("dalle-collab run authorize", "--public-address", "--write-space", "--open", "--grace-minutes"),
     *("dalle-collab codec train", "dalle-collab codec convert", "dalle-collab clip train", "data train-tokenizer"),
     *("--mixed-precision", "--full", "--merge", "dalle-collab model convert", "--conv-window"),

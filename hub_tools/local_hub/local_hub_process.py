@@ -127,11 +127,12 @@ class LocalHub:
         self._change(lambda connection: set_member(connection, organization, user, role))
 
     def environment(self, token: str | None = None) -> dict[str, str]:
-        """Return the variables that point Hugging Face clients in other processes here, with a cache of their own.
+        """Return the variables that point clients in other processes here, with a cache and keys of their own.
 
         They must be set before the first import of a client. Without a token the caller is anonymous.
         """
-        own = {"HF_TOKEN": token or "", "HF_HOME": str(self.root / "client_home")}
+        folders = {"HF_HOME": str(self.root / "client_home"), "XDG_CONFIG_HOME": str(self.root / "client_config")}
+        own = {"HF_TOKEN": token or "", **folders}
         return {**client_environment(self.endpoint), **own}
 
     def _change(self, change: Callable[[sqlite3.Connection], Result]) -> Result:

@@ -26,7 +26,14 @@ from pipelines.clip.clip_pictures import (
     through_the_codec,
 )
 from pipelines.clip.clip_reranking import new_clip
-from pipelines.clip.contrastive_learning import clip_batches, clip_steps, retrieval_accuracy, token_ids
+from pipelines.clip.contrastive_learning import (
+    clip_batches,
+    clip_steps,
+    has_learnt,
+    retrieval_accuracy,
+    retrieval_by_chance,
+    token_ids,
+)
 from pipelines.image_codes.vqgan_codec import VQGANCodec
 from pipelines.stage_progress import OnProgress
 
@@ -124,6 +131,8 @@ class ClipTrainingReport:
 
     num_pictures: int
     """Training pictures, without held-out ones."""
+    num_held_out: int
+    """Held-out pictures."""
     num_steps: int
     """Steps done; fewer than requested after an interruption."""
     losses: tuple[float, ...]
@@ -132,14 +141,16 @@ class ClipTrainingReport:
     """Share of held-out captions that find their own picture first among all held-out pictures."""
     chance: float
     """The same by chance."""
+    has_learnt: bool | None
+    """Whether that is more than luck; None: the held-out pictures are too few to tell."""
     num_parameters: int
     """Parameters of the CLIP."""
     num_bytes: int
-    """Bytes of the weights file."""
+    """Bytes of the weights file; 0: nothing was saved, as nothing was learnt."""
     seconds: float
     """Wall-clock time."""
     was_interrupted: bool
-    """Whether Ctrl-C ended it early; what was learnt until then is saved."""
+    """Whether Ctrl-C ended it early."""
 
 
 def train_clip(
@@ -149,8 +160,11 @@ def train_clip(
     *,
     codec: VQGANCodec | None = None,
     on_progress: OnProgress | None = None,
+    save_anyway: bool = False,
 ) -> ClipTrainingReport:
     """Train a CLIP on `(caption, picture (height, width, 3) uint8)` pairs and write it to `output` atomically.
+
+    A CLIP that has learnt nothing is not written, unless `save_anyway`: it would rank at random, and replace another.
 
     With a codec, a share of the pictures is replaced by reconstructions with some wrong codes, to look like generated
     pictures. Ctrl-C during the steps saves what was learnt; before them it leaves `output` as it was.
@@ -164,13 +178,19 @@ def train_clip(
     redrawn = _redrawn(learnt.pictures, codec, config, on_progress)
     losses, was_interrupted = _learn(model, learnt, redrawn, tokenizer, config, on_progress)
     held_out_ids = token_ids(tokenizer, held_out.captions, config.context_length)
-    num_bytes = save_clip_folder(output, model, tokenizer, model_config=model_config, preprocess=PREPROCESS)
+    accuracy, chance = retrieval_accuracy(model, held_out, held_out_ids), retrieval_by_chance(held_out_ids)
+    learnt_something = has_learnt(round(accuracy * len(held_out)), len(held_out), chance)
+    num_bytes = 0
+    if learnt_something is not False or save_anyway:
+        num_bytes = save_clip_folder(output, model, tokenizer, model_config=model_config, preprocess=PREPROCESS)
     return ClipTrainingReport(
         num_pictures=len(learnt),
+        num_held_out=len(held_out),
         num_steps=len(losses),
         losses=tuple(losses),
-        retrieval_accuracy=retrieval_accuracy(model, held_out, held_out_ids),
-        chance=1 / len(held_out),
+        retrieval_accuracy=accuracy,
+        chance=chance,
+        has_learnt=learnt_something,
         num_parameters=sum(parameter.numel() for parameter in model.parameters()),
         num_bytes=num_bytes,
         seconds=time.monotonic() - started,

@@ -14,6 +14,7 @@ from pipelines.clip.clip_pictures import CaptionedPictures
 from pipelines.clip.clip_reranking import prepare_pictures
 from pipelines.stage_progress import OnProgress
 
+LUCK = 0.025  # of an interval of 95 % this is what lies above it
 MAX_LOGIT_SCALE = math.log(100)  # Radford et al. 2021, section 2.5: larger scales make training unstable
 
 
@@ -137,6 +138,27 @@ def retrieval_accuracy(model: torch.nn.Module, data: CaptionedPictures, input_id
     captions = [model.encode_text(batch, normalize=True) for batch in input_ids.split(64)]
     best = (torch.cat(captions) @ torch.cat(pictures).T).argmax(dim=1)
     return (input_ids == input_ids[best]).all(dim=1).float().mean().item()
+
+
+def retrieval_by_chance(input_ids: torch.Tensor) -> float:
+    """Return what `retrieval_accuracy` is on average if each caption, `(n, text)` int64, finds any picture."""
+    return (input_ids[:, None] == input_ids[None]).all(dim=-1).float().mean().item()
+
+
+def has_learnt(num_found: int, num_captions: int, chance: float) -> bool | None:
+    """Tell whether so many captions that find their picture are more than luck; None if they are too few to tell.
+
+    Captions that are all alike have nothing to teach: False.
+    """
+
+    def luck(least: int) -> float:
+        """Return how probable at least as many are by chance."""
+        shares = (chance**found * (1 - chance) ** (num_captions - found) for found in range(least, num_captions + 1))
+        return sum(math.comb(num_captions, found) * share for found, share in enumerate(shares, least))
+
+    if chance < 1 and luck(num_captions) > LUCK:
+        return None
+    return luck(num_found) <= LUCK
 
 
 def token_ids(tokenizer: PreTrainedTokenizerBase, captions: list[str], context_length: int) -> torch.Tensor:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hub_tools.counted import counted
 from hub_tools.printing.consoles import open_console
 from pipelines.command_line.data.filter_options import with_filter_options
 from pipelines.command_line.terminal.setting_options import refuse_given
@@ -40,13 +41,15 @@ def train(
     ] = None,
     code_corruption: Annotated[float, typer.Option(help="Mean share of wrong codes in reconstructed pictures.")] = 0.03,
     max_pictures: Annotated[int | None, typer.Option(help="Read at most this many pictures.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Save the CLIP also if it has learnt nothing.")] = False,
     cpu_threads: Annotated[int | None, typer.Option(help="Threads for computing; default: all cores.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
 ) -> None:
     """Train a small CLIP on your own captioned pictures.
 
     The result is an open_clip folder of about 3 MB that `dalle-collab generate --clip` takes and that
-    `hub-tools publish folder` puts on the Hub. Ctrl-C saves what was learnt so far.
+    `hub-tools publish folder` puts on the Hub. Ctrl-C saves what was learnt so far. A CLIP that finds held-out pictures
+    no better than chance is not saved, and the exit code is 1.
 
     Examples:
 
@@ -79,10 +82,14 @@ def train(
     dropped: Counter[str] = Counter()
     pairs = captioned_pictures(pictures, dropped, image_size, policy, limit=max_pictures)
     with stage_progress() as on_progress:
-        report = train_clip(pairs, output, config, codec=image_codec, on_progress=on_progress)
+        report = train_clip(pairs, output, config, codec=image_codec, on_progress=on_progress, save_anyway=force)
     _print_report(report, output, dropped)
+    if words := verdict(report):
+        typer.echo(words, err=True)
     if report.was_interrupted:
         raise typer.Exit(130)
+    if not report.num_bytes:
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -105,6 +112,24 @@ def rank(
     scores = torch.cat([reranker.scores(caption, _read_picture(path)) for path in pictures])
     for index in scores.argsort(descending=True, stable=True).tolist():
         typer.echo(f"{scores[index]:8.3f}  {pictures[index]}")
+
+
+def verdict(report: "ClipTrainingReport") -> str | None:
+    """Return what to tell somebody whose CLIP has learnt nothing, or may have; None if it has learnt something."""
+    if report.has_learnt:
+        return None
+    if report.has_learnt is None:
+        return (
+            f"{counted(report.num_held_out, 'held-out picture')} cannot tell whether the CLIP has learnt anything. "
+            "Give it more pictures, and captions that differ."
+        )
+    found = round(report.retrieval_accuracy * report.num_held_out)
+    saved = "It was saved, as --force says." if report.num_bytes else "It was not saved; --force saves it nevertheless."
+    return (
+        f"The CLIP has learnt nothing: {found} of {report.num_held_out} held-out captions find their picture; "
+        f"{report.chance * report.num_held_out:.1f} would by chance. {saved} Give it more --steps and pictures, "
+        "and captions that say how each picture differs."
+    )
 
 
 def captioned_pictures(
@@ -161,8 +186,8 @@ def _print_report(report: "ClipTrainingReport", output: Path, dropped: Counter[s
     from rich.table import Table
 
     table: Any = Table(title="CLIP", show_header=False)
-    table.add_row("folder", str(output))
-    table.add_row("pictures", f"{report.num_pictures:,}, and {round(1 / report.chance):,} held out")
+    table.add_row("folder", str(output) if report.num_bytes else "not saved")
+    table.add_row("pictures", f"{report.num_pictures:,}, and {report.num_held_out:,} held out")
     table.add_row("steps", f"{report.num_steps:,}" + (" (stopped by Ctrl-C)" if report.was_interrupted else ""))
     table.add_row("loss", f"{report.losses[0]:.3f} -> {report.losses[-1]:.3f} nats")
     table.add_row("held-out pictures found by their captions", f"{report.retrieval_accuracy:.1%}")

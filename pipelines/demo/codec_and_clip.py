@@ -28,7 +28,8 @@ def train_codec_and_clip(stages: Stages, plan: DemoPlan, *, codec_options: Seque
             "dalle-collab", "clip", "train", pictures, "--output", str(plan.clip_folder),
             "--steps", str(clip_steps),
             "--vocab-size", str(plan.vocabulary_size), "--codec", str(plan.codec_folder),
-            *plan.caption_options, log_name="clip",
+            # A run goes on with a CLIP that ranks at random.
+            *plan.caption_options, "--force", log_name="clip",
         ),
         inputs=digest_of(plan.codec_folder), outputs=[plan.clip_folder],
     )  # fmt: skip

@@ -8,7 +8,9 @@ transformer draws wrong codes, too, and a decoder that has seen some mends them.
 Axis names: batch, height, width, embedding, grid, position (= batch * grid * grid).
 """
 
+import itertools
 import math
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -22,14 +24,20 @@ from pipelines.image_codes.vqgan_codec import VQGANCodec
 SHARE_FROM_NOWHERE = 0.25
 """Wrong codes drawn from the whole codebook. The others are those of another picture at the same place or next to it,
 as a transformer's mistakes are."""
+NUM_TIMED_STEPS = 3
+"""Steps before the time of a step is believed."""
+STEPS_AT_FIRST = 1000
+"""How many are expected until then: enough for the learning rate to begin low."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CodecTrainingOptions:
     """How a codec is trained."""
 
-    num_steps: int = 3000
-    """Steps of one batch each."""
+    num_steps: int | None = None
+    """Steps of one batch each; None: as many as fit `minutes`."""
+    minutes: float = 15.0
+    """How long training takes, with placing the codebook, unless `num_steps` is set."""
     batch_size: int = 16
     """Pictures per step."""
     learning_rate: float = 2e-3
@@ -46,8 +54,10 @@ class CodecTrainingOptions:
 
     def __post_init__(self) -> None:
         for name in ("num_steps", "batch_size", "num_placing_codes"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}, expected at least 1.")
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ValueError(f"{name} is {value}, expected at least 1.")
+        if not 0 < self.minutes < math.inf:
+            raise ValueError(f"minutes is {self.minutes}, expected a positive number.")
         if not self.learning_rate > 0:
             raise ValueError(f"learning_rate is {self.learning_rate}, expected a positive number.")
         if not self.edge_weight >= 0:
@@ -62,6 +72,8 @@ class CodecTrainingProgress:
 
     step: int
     """Steps done."""
+    num_steps: int
+    """Steps in all; while time decides, as many as are expected after this step."""
     loss: float
     """The last step's loss."""
     mean_absolute_error: float
@@ -75,11 +87,13 @@ def train_codec(
     on_step: Callable[[CodecTrainingProgress], None] = lambda progress: None,
     *,
     start_anew: bool = True,
+    clock: Callable[[], float] = time.monotonic,
 ) -> CodecTrainingProgress:
     """Train the codec in place on batches of (batch, 3, height, width) floats in [0, 1]; returns the last progress.
 
     start_anew: train from scratch, and the first batches place encoder and codebook; False continues with the decoder,
     so that the codes stay the same. An interrupted call leaves the codec in evaluation mode with its progress so far.
+    Without `num_steps` the learning rate follows the clock, in seconds: a machine that slows down ends no later.
     ValueError for a codec without a linear encoder and for a loss that is not finite.
     """
     if codec.config.quantizer != "nearest" or not codec.config.linear_encoder:
@@ -87,15 +101,20 @@ def train_codec(
             f"Training needs the quantizer `nearest` and a linear encoder, this codec has `{codec.config.quantizer}` "
             f"and linear_encoder={codec.config.linear_encoder}. Start from a new codec."
         )
+    deadline = clock() + 60 * options.minutes
     generator = torch.Generator().manual_seed(options.seed)
     codec.train().requires_grad_(False)
     if start_anew:
         num_batches = -(-options.num_placing_codes // (options.batch_size * codec.config.num_codes))
         place_codes(codec, torch.cat([next(batches) for _ in range(num_batches)]), generator)
     training = _DecoderTraining(codec, options, generator)
+    began = clock()
     try:
-        for step in range(1, options.num_steps + 1):
-            progress = training.run_step(step, next(batches))
+        for num_done in itertools.count():
+            num_steps = options.num_steps or steps_that_fit(num_done, clock() - began, deadline - clock())
+            if num_done and num_done >= num_steps:
+                break
+            progress = training.run_step(num_done + 1, num_steps, next(batches))
             on_step(progress)
     finally:
         codec.eval().requires_grad_(False)
@@ -110,6 +129,15 @@ def random_batches(
     while True:
         rows = torch.randint(len(images), (batch_size,), generator=generator)
         yield images[rows].to(device).float() / 255
+
+
+def steps_that_fit(num_done: int, seconds_taken: float, seconds_left: float) -> int:
+    """Return how many steps there will be in all, if the others take as long as those that are done."""
+    if seconds_left <= 0:
+        return num_done
+    if num_done < NUM_TIMED_STEPS:
+        return STEPS_AT_FIRST
+    return num_done + int(seconds_left * num_done / max(seconds_taken, 1e-9))
 
 
 def learning_rate_factor(step: int, num_steps: int) -> float:
@@ -176,23 +204,24 @@ class _DecoderTraining:
             parameter.requires_grad_(True)
         self.optimizer = torch.optim.AdamW(self.trained, betas=(0.9, 0.99), weight_decay=1e-4)
 
-    def run_step(self, step: int, images: torch.Tensor) -> CodecTrainingProgress:
+    def run_step(self, step: int, num_steps: int, images: torch.Tensor) -> CodecTrainingProgress:
         codes = self.codec.nearest_codes(self.codec.latents(images))
         seen = with_wrong_codes(codes, self.options.code_corruption, len(self.codec.codebook), self.generator)
         reconstructions = self.codec.reconstruct(F.embedding(seen, self.codec.codebook).permute(0, 3, 1, 2))
         loss = reconstruction_loss(images, reconstructions, self.options.edge_weight)
-        self._descend(loss, step)
+        self._descend(loss, step, num_steps)
         return CodecTrainingProgress(
             step=step,
+            num_steps=num_steps,
             loss=loss.item(),
             mean_absolute_error=(reconstructions.detach() - images).abs().mean().item(),
         )
 
-    def _descend(self, loss: torch.Tensor, step: int) -> None:
+    def _descend(self, loss: torch.Tensor, step: int, num_steps: int) -> None:
         if not torch.isfinite(loss):
             raise ValueError(f"The loss is {loss.item()} at step {step}. Use a smaller --learning-rate.")
         for group in self.optimizer.param_groups:
-            group["lr"] = self.options.learning_rate * learning_rate_factor(step, self.options.num_steps)
+            group["lr"] = self.options.learning_rate * learning_rate_factor(step, num_steps)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.trained, 1.0)

@@ -79,6 +79,22 @@ def test_train_reports_what_was_learnt_and_what_was_left_out(trained):
 
 
 @pytest.mark.slow
+def test_a_clip_that_has_learnt_nothing_is_not_saved_without_consent(tmp_path):
+    random = np.random.default_rng(0)
+    for index in range(100):
+        Image.fromarray(random.integers(0, 255, (32, 32, 3), np.uint8)).save(tmp_path / f"{index}.png")
+        (tmp_path / f"{index}.txt").write_text(f"a picture, number {index}")
+    words = ["train", str(tmp_path), "--output", str(tmp_path / "clip"), *QUICK[2:], "--steps", "2"]
+    for consent, code, saved in (
+        ([], 1, "It was not saved; --force saves"),
+        (["--force"], 0, "It was saved, as --force"),
+    ):
+        result = CliRunner().invoke(app, [*words, *consent])
+        assert result.exit_code == code and (tmp_path / "clip").is_dir() == (code == 0)
+        assert "The CLIP has learnt nothing: " in result.stderr and saved in result.stderr
+
+
+@pytest.mark.slow
 def test_rank_puts_the_fitting_picture_first(trained, tmp_path):
     for name, colour in COLOURS.items():
         (tmp_path / f"{name}.png").write_bytes(picture_bytes(colour, (40, 40)))
@@ -94,7 +110,7 @@ def test_rank_puts_the_fitting_picture_first(trained, tmp_path):
 @pytest.mark.slow
 def test_ctrl_c_saves_the_clip_and_leaves_with_130(tar_of_pictures, tmp_path):
     command = [sys.executable, "-m", "pipelines.command_line.main", "clip", "train", str(tar_of_pictures)]
-    options = ["--output", str(tmp_path / "clip"), *QUICK[2:], "--steps", "100000"]
+    options = ["--output", str(tmp_path / "clip"), *QUICK[2:], "--steps", "100000", "--force"]
     with subprocess.Popen([*command, *options], stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
         said = iter(process.stderr.readline, "")
         assert any("training: 1 of" in line for line in said), "it ended before the first step"

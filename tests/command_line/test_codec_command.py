@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from functools import partial
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from tiny_run_parts import write_tiny_clip_and_codec
 from typer.testing import CliRunner
 
 from modeling_dalle_collab import DalleCollabConfig, DalleCollabForConditionalGeneration, DalleCollabProcessor
-from pipelines.command_line.codec import app, small_codec_config
+from pipelines.command_line.codec import advice_on, app, read_pictures, small_codec_config
 from pipelines.generation.generation_options import GenerationOptions
 from pipelines.generation.image_generation import load_text_to_image
 from pipelines.generation.text_to_image import rank_candidates
@@ -53,11 +54,17 @@ def test_a_codec_is_trained_shown_and_trained_further(run, pictures, tmp_path):
     codec = VQGANCodec.from_pretrained(tmp_path / "codec")
     assert codec.config == small_codec_config(16, 4, 16, 32)
     assert "Skipped 1 picture: 1 corrupt image." in done.stderr
+    assert "Training takes 20 steps. Aim at a mean absolute error of 0.03 of 1" in done.stdout
     assert f"codec {codec.fingerprint}" in done.stdout and "mean absolute error" in done.stdout
     shown = run("show", tmp_path / "codec", pictures, "--output", tmp_path / "codec.png", "--num-pictures", 5)
     assert shown.returncode == 0, shown.stderr
     with Image.open(tmp_path / "codec.png") as grid:
-        assert grid.size == (8 * 132 + 4, 2 * 132 + 4)
+        assert grid.size == (5 * 132 + 4, 2 * (132 + 43) + 4)
+    assert "5 pictures chosen at random, each above its reconstruction; mean absolute error" in shown.stdout
+    other = run(
+        "show", tmp_path / "codec", pictures, "--output", tmp_path / "other.png", "--num-pictures", 5, "--seed", 1
+    )
+    assert other.returncode == 0 and (tmp_path / "other.png").read_bytes() != (tmp_path / "codec.png").read_bytes()
     further = run("train", pictures, "--output", tmp_path / "codec", "--resume", "--steps", 5)
     assert further.returncode == 0, further.stderr
     assert VQGANCodec.from_pretrained(tmp_path / "codec").fingerprint != codec.fingerprint
@@ -77,7 +84,7 @@ def test_ctrl_c_saves_the_codec_as_far_as_it_came(pictures, tmp_path):
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "120", "FORCE_COLOR": "1", "TTY_INTERACTIVE": "1"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment) as process:
         seen = b""
-        while b"error" not in seen:
+        while b"error 0" not in seen:
             part = os.read(process.stdout.fileno(), 4096)
             assert part, seen.decode()
             seen += part
@@ -185,6 +192,24 @@ def test_mistakes_give_one_line_and_exit_code_1(run, pictures, tmp_path, argumen
     done = run(*arguments, folder=tmp_path)
     assert done.returncode == 1
     assert message in done.stderr and len(done.stderr.strip().splitlines()) == 1
+
+
+def test_pictures_are_drawn_from_the_whole_folder_and_the_same_for_a_seed(pictures):
+    everything = read_pictures([pictures], 16, 100)
+    drawn = [read_pictures([pictures], 16, 100, num_kept=6, seed=seed) for seed in range(20)]
+    places = [[next(i for i, other in enumerate(everything) if other.equal(one)) for one in some] for some in drawn]
+    assert all(len(set(found)) == 6 for found in places) and len(set(chain(*places))) > 20
+    assert read_pictures([pictures], 16, 100, num_kept=6, seed=3).equal(drawn[3])
+    assert max(max(found) for found in places) >= 25
+    within = read_pictures([pictures], 16, 10, num_kept=6)
+    assert all(any(one.equal(other) for other in everything[:10]) for one in within)
+
+
+def test_an_error_above_the_aim_gives_advice_that_can_be_followed():
+    assert advice_on(0.03, small_codec_config(64, 8, 1024, 96)) is None
+    words = advice_on(0.042, small_codec_config(64, 8, 1024, 96))
+    assert words.startswith("An error of 0.0420 is above 0.03: go on with --resume, or train another with --grid 16")
+    assert "--grid" not in advice_on(0.042, small_codec_config(16, 8, 1024, 96))
 
 
 def test_large_patches_are_halved_by_levels():

@@ -47,8 +47,9 @@ def run(training_material, commands, tmp_path_factory):
     repository = "org/listed-run"
     made = commands.run(*training_material.create_arguments(repository), "--organiser-key", key_file)
     assert made.returncode == 0, made.stderr
-    last = made.stdout.splitlines()[-2:]
-    assert last[0] == f"The organiser's key is in {key_file}" and last[1].startswith("Back it up: it is nowhere else")
+    last = made.stdout.splitlines()[-1]
+    assert f"is in {key_file} and nowhere else" in last
+    assert last.endswith(f"dalle-collab run keys {repository} --organiser-key {key_file} --backup-key FILE")
     return KeysOfARun(training_material, commands, repository, key_file)
 
 
@@ -101,10 +102,11 @@ def test_a_list_that_somebody_with_write_access_changed_is_refused_and_put_back(
         (("--add", "me"), "'me' is not a key; expected ed25519: and the base64 of 32 bytes"),
         (("--revoke", f"ed25519:{0:043d}="), "= is not listed. See the list: dalle-collab run keys ORG/RUN"),
         (("--add", f"ed25519:{0:043d}=", "--role", "king"), "--role got king; expected publisher or anchor"),
-        (("--add", f"ed25519:{0:043d}=", "--restore"), "Expected one of --add, --revoke and --restore at a time"),
+        (("--add", f"ed25519:{0:043d}=", "--restore"), "Expected one of --add, --revoke, --restore, --backup-key and"),
         (("--role", "anchor"), "and --role only with --add"),
+        (("--restore-key", "nowhere.pem"), "nowhere.pem: No such file"),
     ],
-    ids=["no key", "unlisted", "unknown role", "two changes", "role alone"],
+    ids=["no key", "unlisted", "unknown role", "two changes", "role alone", "no backup"],
 )
 def test_a_mistake_is_one_line_and_changes_nothing(run, options, message):
     before = run.titles()
@@ -119,6 +121,17 @@ def test_it_takes_the_organisers_key(run, new_key, tmp_path):
     line = the_line(run.command("--add", key, key_file=tmp_path / "one.pem"))
     assert "one.pem has another key than the organiser's" in line
     assert not Path(tmp_path / "none.pem").exists()
+
+
+def test_a_backup_makes_another_machine_the_organisers(run, tmp_path):
+    backup, restored = tmp_path / "backup.pem", tmp_path / "new" / "organiser.pem"
+    said = run.done("--backup-key", backup)
+    assert "NOT encrypted" in said and backup.stat().st_mode & 0o777 == 0o600
+    assert "exists already" in the_line(run.command("--backup-key", backup))
+    moved = KeysOfARun(run.material, run.commands, run.repository, restored)
+    assert moved.done("--restore-key", backup) == f"This machine has the organiser's key: {restored}\n"
+    assert restored.read_bytes() == run.key_file.read_bytes() and restored.stat().st_mode & 0o777 == 0o600
+    assert f"This machine has the organiser's key: {restored}" in moved.done()
 
 
 def test_a_run_without_an_organisers_key_shows_its_unsigned_list(training_material, commands, new_key):

@@ -123,7 +123,7 @@ def test_the_environment_leads_clients_here_with_a_cache_of_their_own(hub):
     assert environment["HF_ENDPOINT"] == hub.endpoint
     assert environment["HF_TOKEN"] == "hf_token"
     assert environment["HF_HUB_DISABLE_XET"] == "1"
-    assert environment["HF_HOME"].startswith(str(hub.root))
+    assert all(environment[name].startswith(str(hub.root)) for name in ("HF_HOME", "XDG_CONFIG_HOME"))
 
 
 def test_a_root_of_a_newer_format_is_refused(tmp_path):

@@ -12,6 +12,7 @@ from huggingface_hub import constants
 
 from hub_tools.endpoint import current_endpoint, is_public_hub
 from hub_tools.one_line_errors import explain_error
+from hub_tools.places import config_folder
 
 APP = """
 import sys, typer
@@ -241,7 +242,9 @@ def test_a_home_that_cannot_be_written_names_the_variable_that_moves_it():
         for place in (home, home / "hub" / "models", home.parent):
             said = explain_error(OSError(number, "No", str(place)))
             assert said == (
-                f"{place}: No. Downloads and keys are kept in {home}: set HF_HOME to a folder that you may write"
+                f"{place}: No. Downloads and peers' keys are kept in {home}: set HF_HOME to a folder that you may write"
             )
+        said = explain_error(OSError(number, "No", str(config_folder() / "organiser")))
+        assert said.endswith(f"kept in {config_folder()}: set XDG_CONFIG_HOME to a folder that you may write")
     for elsewhere in (OSError(errno.EACCES, "No", "pictures"), OSError(errno.ENOENT, "No", str(home / "absent"))):
         assert explain_error(elsewhere) == f"{elsewhere.filename}: No"

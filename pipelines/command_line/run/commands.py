@@ -48,7 +48,7 @@ def create(
     ] = None,
     organiser_key: Annotated[
         Path | None,
-        typer.Option(help="File of the organiser's key; made if missing. Default: next to the Hub's cache."),
+        typer.Option(help="File of the organiser's key; made if missing. Default: in ~/.config/dalle-collab."),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what the settings mean for the dataset, and create nothing.")
@@ -143,8 +143,11 @@ def create(
     typer.echo(f"  dalle-collab run assist {repository} --host /ip4/0.0.0.0/tcp/31337 --identity-file assist.key")
     if organiser is not None:
         organiser.copy.unlink(missing_ok=True)  # of an earlier run of this name
-        typer.echo(f"The organiser's key is in {organiser.key_file}")
-        typer.echo("Back it up: it is nowhere else, and without it nobody can name or revoke the run's publishers.")
+        where = f" --organiser-key {organiser.key_file}" if organiser_key else ""
+        typer.echo(
+            f"The organiser's key, which alone names and revokes the run's publishers, is in {organiser.key_file} and "
+            f"nowhere else. Back it up: dalle-collab run keys {repository}{where} --backup-key FILE"
+        )
 
 
 def show(repository: Run) -> None:

@@ -1,5 +1,6 @@
 """`dalle-collab run keys`: which keys may publish a run or be its anchors."""
 
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -24,6 +25,12 @@ def keys(
     restore: Annotated[
         bool, typer.Option("--restore", help="Put this machine's copy of the list back after somebody changed it.")
     ] = False,
+    backup_key: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a backup of the organiser's key, with a passphrase.")
+    ] = None,
+    restore_key: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Make this machine the organiser's, from such a backup.")
+    ] = None,
     organiser_key: Annotated[
         Path | None, typer.Option(help="File of the organiser's key; default: where run create puts it.")
     ] = None,
@@ -34,6 +41,9 @@ def keys(
     key signed before it was revoked still counts, as does the newest checkpoint: roll back if you do not trust it.
     Running peers follow within minutes.
 
+    A backup asks for a passphrase, and reads it from standard input where there is no terminal; without one it is not
+    encrypted.
+
     Examples:
 
       dalle-collab run keys my-org/birds
@@ -41,13 +51,24 @@ def keys(
       dalle-collab run keys my-org/birds --add ed25519:47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU=
 
       dalle-collab run keys my-org/birds --revoke ed25519:47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU=
+
+      dalle-collab run keys my-org/birds --backup-key birds-key.pem
     """
     from pipelines.training.repository.organiser import change_keys, needed_organiser, organiser_here
     from pipelines.training.repository.snapshot import RunSnapshot
 
-    if bool(add) + bool(revoke) + restore > 1 or (role and not add):
-        raise ValueError("Expected one of --add, --revoke and --restore at a time, and --role only with --add.")
+    if bool(add) + bool(revoke) + restore + bool(backup_key) + bool(restore_key) > 1 or (role and not add):
+        raise ValueError(
+            "Expected one of --add, --revoke, --restore, --backup-key and --restore-key at a time, and --role only "
+            "with --add."
+        )
     snapshot = RunSnapshot.read(repository)
+    if backup_key:
+        _back_up(needed_organiser(repository, snapshot.run, organiser_key), backup_key)
+        return
+    if restore_key:
+        _restore(snapshot, restore_key, organiser_key)
+        return
     if not (add or revoke or restore):
         _show(snapshot, snapshot.keys, organiser_here(repository, snapshot.run, organiser_key))
         return
@@ -61,6 +82,34 @@ def keys(
     message = f"{'List' if add else 'Revoke'} a key" if add or revoke else "Put the list of keys back"
     changed = change_keys(organiser, repository, change, message)
     _show(snapshot, changed, organiser)
+
+
+def _back_up(organiser: "Organiser", file: Path) -> None:
+    if file.exists():
+        raise ValueError(f"{file} exists already; expected the name of a new file.")
+    passphrase = _passphrase("Passphrase of the backup, empty for none", is_new=True)
+    organiser.key.save(file, passphrase)
+    how = "it needs its passphrase" if passphrase else "it is NOT encrypted: keep it as you keep a password"
+    typer.echo(f"{file}: backup of the organiser's key, {organiser.key.public}; {how}. Keep it on another machine.")
+
+
+def _restore(snapshot: "RunSnapshot", backup: Path, key_file: Path | None) -> None:
+    from pipelines.training.repository.organiser import organiser_key_file, restore_organiser
+    from pipelines.training.repository.publisher_keys import PublisherKey
+
+    key = PublisherKey.load(backup, lambda: _passphrase(f"Passphrase of {backup}", is_new=False))
+    path = key_file or organiser_key_file(snapshot.repository)
+    restore_organiser(key, snapshot.run, path)
+    typer.echo(f"This machine has the organiser's key: {path}")
+
+
+def _passphrase(question: str, *, is_new: bool) -> str:
+    if not sys.stdin.isatty():
+        return sys.stdin.readline().rstrip("\r\n")
+    answer: str = typer.prompt(
+        question, default="", show_default=False, hide_input=True, confirmation_prompt=is_new, err=True
+    )
+    return answer
 
 
 def _roles(named: list[str] | None) -> tuple[str, ...]:

@@ -10,20 +10,27 @@ from pathlib import Path
 from huggingface_hub import CommitOperationAdd, constants
 
 from hub_tools.atomic_files import write_text_whole
+from hub_tools.places import config_folder
 from hub_tools.run_files import PUBLISHER_KEYS_FILE
 from pipelines.training.repository.commits import commit_changes
 from pipelines.training.repository.key_list import KeyList, KeysRefusedError, read_key_list
-from pipelines.training.repository.publisher_keys import PublisherKey
+from pipelines.training.repository.publisher_keys import PublisherKey, write_private
 from pipelines.training.repository.snapshot import RunSnapshot
 from pipelines.training.run.training_run import TrainingRun
 
 logger = logging.getLogger(__name__)
 
+KEY_FILE = "organiser_key.pem"
+
 
 def local_folder(purpose: str, repository: str) -> Path:
     """Return where this machine keeps a run's files of one purpose: next to the Hub client's, by Hub and repository."""
+    return Path(constants.HF_HOME) / "dalle-collab" / purpose / _folder_name(repository)
+
+
+def _folder_name(repository: str) -> str:
     names = [re.sub(r"[^A-Za-z0-9.]+", "-", text).strip("-") for text in (constants.ENDPOINT, repository)]
-    return Path(constants.HF_HOME) / "dalle-collab" / purpose / "--".join(names)
+    return "--".join(names)
 
 
 def link_file(repository: str) -> Path:
@@ -32,8 +39,27 @@ def link_file(repository: str) -> Path:
 
 
 def organiser_key_file(repository: str) -> Path:
-    """Return where `run create` puts the organiser's key unless it is told otherwise."""
-    return local_folder("organiser", repository) / "organiser_key.pem"
+    """Return where `run create` puts the organiser's key unless it is told otherwise.
+
+    What an older version has put into the cache is moved from there, or used there if that cannot be done.
+    """
+    folder, old = config_folder() / "organiser" / _folder_name(repository), local_folder("organiser", repository)
+    try:
+        for name in (PUBLISHER_KEYS_FILE, KEY_FILE):  # the key last: once it has moved, all has
+            _move_private(old / name, folder / name)
+    except OSError as error:
+        logger.warning("What the organiser needs could not be moved from %s, a cache: %s", old, error)
+        return (old if (old / KEY_FILE).exists() else folder) / KEY_FILE
+    return folder / KEY_FILE
+
+
+def _move_private(old: Path, new: Path) -> None:
+    """Move a file, also to another disk, so that one of both is whole at any time; what is there already stays."""
+    if new.exists() or not old.exists():
+        return
+    write_private(new, old.read_bytes())
+    old.unlink(missing_ok=True)  # another process may have moved it, too
+    logger.warning("Moved %s to %s: a cache may be emptied.", old, new)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +108,7 @@ def _listed(head: RunSnapshot) -> KeyList | None:
 def found_organiser(repository: str, key_file: Path | None = None) -> Organiser:
     """Return who may become the organiser of a new run; the key's file is made if it is missing."""
     path = key_file or organiser_key_file(repository)
-    copy = local_folder("organiser", repository) / PUBLISHER_KEYS_FILE
+    copy = organiser_key_file(repository).with_name(PUBLISHER_KEYS_FILE)
     return Organiser(key=PublisherKey.load_or_create(path), key_file=path, copy=copy)
 
 
@@ -110,6 +136,18 @@ def needed_organiser(repository: str, run: TrainingRun, key_file: Path | None = 
             f"{repository} was created, or name the file: --organiser-key FILE"
         )
     return organiser
+
+
+def restore_organiser(backup: PublisherKey, run: TrainingRun, key_file: Path) -> None:
+    """Write a run's organiser's key into its file; raises ValueError if it is another key, or one is there."""
+    if backup.public != run.organiser_key:
+        raise ValueError(
+            f"The backup has the key {backup.public}; expected the run's, {run.organiser_key or 'which has none'}. "
+            "Name the backup of this run's key."
+        )
+    if key_file.exists() and PublisherKey.load_or_create(key_file).public != backup.public:
+        raise ValueError(f"{key_file} has another key than the run's. Move it away first, or name another file.")
+    backup.save(key_file)
 
 
 def change_keys(

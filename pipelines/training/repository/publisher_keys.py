@@ -4,7 +4,7 @@ import base64
 import binascii
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,16 +39,40 @@ class PublisherKey:
     def load_or_create(cls, path: Path) -> "PublisherKey":
         """Read the key from a PEM file, created if missing. Raises ValueError for a file that is not such a key."""
         if not path.exists():
-            _write_private(path, Ed25519PrivateKey.generate())
+            cls(Ed25519PrivateKey.generate()).save(path)
+        return cls.load(path)
+
+    @classmethod
+    def load(cls, path: Path, ask: Callable[[], str] | None = None) -> "PublisherKey":
+        """Read the key from a PEM file, with the passphrase that `ask` returns if it is encrypted.
+
+        Raises:
+            ValueError: the file is not such a key, or the passphrase is another.
+        """
+        data = path.read_bytes()
+        is_encrypted = b"ENCRYPTED PRIVATE KEY" in data
+        if is_encrypted and ask is None:
+            raise ValueError(f"{path} is encrypted; expected a key without a passphrase. Restore it: run keys --help")
+        passphrase = ask().encode() if is_encrypted and ask else None
         try:
-            key = serialization.load_pem_private_key(path.read_bytes(), password=None)
+            key = serialization.load_pem_private_key(data, password=passphrase or None)
+        except TypeError as error:  # an empty passphrase
+            raise ValueError(f"{path} is encrypted; expected its passphrase. Run the command again.") from error
         except ValueError as error:
-            raise ValueError(
-                f"{path} is not a key in PEM format ({error}). Name another file, or delete it."
-            ) from error
+            seen = "cannot be decrypted with this passphrase" if is_encrypted else "is not a key in PEM format"
+            cure = "Run the command again with its passphrase." if is_encrypted else "Name another file, or delete it."
+            raise ValueError(f"{path} {seen} ({error}). {cure}") from error
         if not isinstance(key, Ed25519PrivateKey):
             raise ValueError(f"{path} contains a {type(key).__name__}; expected an Ed25519 key. Name another file.")
         return cls(key)
+
+    def save(self, path: Path, passphrase: str = "") -> None:
+        """Write the key as PEM, encrypted if there is a passphrase; only the file's owner may read it."""
+        encryption: serialization.KeySerializationEncryption = serialization.NoEncryption()
+        if passphrase:
+            encryption = serialization.BestAvailableEncryption(passphrase.encode())
+        pem, pkcs8 = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+        write_private(path, self._key.private_bytes(pem, pkcs8, encryption))
 
 
 def is_signed_by(public: str, data: bytes, signature: str) -> bool:
@@ -71,10 +95,17 @@ def canonical_json(values: Mapping[str, Any]) -> bytes:
     return json.dumps(values, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
 
 
-def _write_private(path: Path, key: Ed25519PrivateKey) -> None:
+def write_private(path: Path, content: bytes) -> None:
+    """Write a file that only its owner may read, whole and on the disk before it has its name."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     with written_whole(path) as temporary:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "wb") as file:
-            file.write(pem)
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)  # the name, too
+    finally:
+        os.close(folder)

@@ -16,8 +16,10 @@ from pipelines.clip.clip_training import PREPROCESS, ClipTrainingConfig, train_c
 from pipelines.clip.contrastive_learning import (
     clip_batches,
     contrastive_loss,
+    has_learnt,
     learning_rate_factor,
     retrieval_accuracy,
+    retrieval_by_chance,
     similar_rows,
     token_ids,
     word_vectors,
@@ -83,7 +85,9 @@ def test_a_trained_clip_picks_the_right_colour_after_loading_it_from_its_folder(
 
 def test_the_same_seed_trains_the_same_clip(tmp_path):
     config = dataclasses.replace(TINY, num_steps=4)
-    reports = [train_clip(coloured_pairs(40), tmp_path / name, config) for name in ("first", "second")]
+    reports = [
+        train_clip(coloured_pairs(40), tmp_path / name, config, save_anyway=True) for name in ("first", "second")
+    ]
     assert reports[0].losses == reports[1].losses and len(set(reports[0].losses)) > 1
     weights = [(tmp_path / name / "open_clip_model.safetensors").read_bytes() for name in ("first", "second")]
     assert weights[0] == weights[1]
@@ -202,6 +206,40 @@ def test_retrieval_counts_another_picture_of_the_same_caption_as_found():
     assert retrieval_accuracy(model, data, token_ids(tokenizer, data.captions, 24)) == 1.0
 
 
+def test_by_chance_a_caption_finds_its_picture_as_often_as_the_caption_is_there():
+    ids = torch.tensor([[5, 1], [5, 1], [6, 1], [7, 1]])
+    assert retrieval_by_chance(ids) == pytest.approx((2 / 4 + 2 / 4 + 1 / 4 + 1 / 4) / 4)
+
+
+@pytest.mark.parametrize(
+    ("found", "captions", "chance", "expected"),
+    [
+        (3, 50, 1 / 50, False),  # at least 3 are found in 7.8 % of all drawings, at least 4 in 1.8 %
+        (4, 50, 1 / 50, True),
+        (0, 512, 1 / 512, False),
+        (512, 512, 1 / 512, True),
+        (3, 3, 1 / 3, None),  # once in 27 drawings even if it has learnt nothing
+        (4, 4, 1 / 4, True),
+        (1, 1, 1.0, False),
+        (30, 30, 1.0, False),
+    ],
+)
+def test_a_clip_has_learnt_if_luck_would_hardly_find_as_many(found, captions, chance, expected):
+    assert has_learnt(found, captions, chance) is expected
+
+
+def test_a_clip_that_has_learnt_nothing_is_not_saved_and_the_older_one_stays(tmp_path):
+    random = np.random.default_rng(0)
+    noise = [(f"picture {number}", random.integers(0, 255, (32, 32, 3), np.uint8)) for number in range(100)]
+    config = dataclasses.replace(TINY, num_steps=2, held_out_share=0.3)
+    older = train_clip(noise, tmp_path / "clip", config, save_anyway=True)
+    before = (tmp_path / "clip" / "open_clip_model.safetensors").read_bytes()
+    report = train_clip(noise, tmp_path / "clip", dataclasses.replace(config, seed=1))
+    assert (older.has_learnt, report.has_learnt) == (False, False)
+    assert (older.num_bytes, report.num_bytes) == (len(before), 0)
+    assert (tmp_path / "clip" / "open_clip_model.safetensors").read_bytes() == before
+
+
 def test_a_loss_that_is_not_finite_leaves_nothing_behind(tmp_path):
     config = dataclasses.replace(TINY, num_steps=6, peak_learning_rate=1e30)
     with pytest.raises(ValueError, match=r"The loss is nan at step \d\. Use a smaller --learning-rate"):
@@ -214,7 +252,7 @@ def test_ctrl_c_during_the_steps_saves_what_was_learnt(tmp_path):
         if stage == "training" and done == 3:
             os.kill(os.getpid(), signal.SIGINT)
 
-    report = train_clip(coloured_pairs(40), tmp_path / "clip", TINY, on_progress=interrupt)
+    report = train_clip(coloured_pairs(40), tmp_path / "clip", TINY, on_progress=interrupt, save_anyway=True)
     assert report.was_interrupted and 3 <= report.num_steps <= 4
     assert len(ClipReranker.from_pretrained(tmp_path / "clip").scores("a red picture", torch.rand(2, 3, 16, 16))) == 2
 

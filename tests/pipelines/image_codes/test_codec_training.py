@@ -14,6 +14,7 @@ from pipelines.image_codes.codec_training import (
     place_codes,
     random_batches,
     reconstruction_loss,
+    steps_that_fit,
     train_codec,
     with_wrong_codes,
 )
@@ -122,6 +123,26 @@ def test_training_teaches_the_decoder():
     assert not codec.training and not any(parameter.requires_grad for parameter in codec.parameters())
 
 
+def test_as_many_steps_fit_as_the_time_left_holds_of_those_that_were_done():
+    assert steps_that_fit(100, 40.0, 60.0) == 250
+    assert steps_that_fit(100, 40.0, 0.39) == 100, "the next one would be too late"
+    assert steps_that_fit(2, 40.0, 60.0) == 1000, "the first steps are slower than the others"
+    assert steps_that_fit(2, 40.0, -1.0) == 2
+
+
+def test_training_ends_in_time_on_a_machine_that_slows_down():
+    seconds, heard = [0.0], []
+
+    def take_time(progress):
+        heard.append(progress)
+        seconds[0] += 1.0 if progress.step <= 20 else 2.0
+
+    options = CodecTrainingOptions(num_placing_codes=4000, minutes=1.0)
+    last = train_codec(new_codec(), random_batches(squares(100), 16, 0), options, take_time, clock=lambda: seconds[0])
+    assert seconds[0] == 60.0 and last.step == 40 == last.num_steps
+    assert heard[10].num_steps == 60, "as it looked before"
+
+
 @pytest.mark.slow
 def test_a_trained_codec_can_be_trained_further_and_its_codes_stay():
     pictures, codec = squares(200), new_codec()
@@ -197,6 +218,8 @@ def test_the_reconstruction_loss_counts_pixels_and_edges():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        ({"minutes": 0.0}, "minutes is 0.0, expected a positive number"),
+        ({"minutes": math.nan}, "minutes is nan, expected a positive number"),
         ({"num_steps": 0}, "num_steps is 0, expected at least 1"),
         ({"batch_size": -1}, "batch_size is -1"),
         ({"learning_rate": 0.0}, "learning_rate is 0.0, expected a positive number"),
