@@ -1,7 +1,6 @@
 """`dalle-collab start`: from a folder of pictures to a run that others can join, with one command."""
 
 import hashlib
-import itertools
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -88,7 +87,7 @@ def run_own_pictures(
     with lines.doing("Reading the captions"):
         captions = read_captions(pictures, reading)
     check_captions(pictures, captions)
-    for key, caption in itertools.islice(captions.items(), NUM_SHOWN):
+    for key, caption in list(captions.items())[:: -(-len(captions) // NUM_SHOWN)]:
         lines.say(one_line(f"  {key}: {caption}"))
     lines.say(f"{len(captions):,} captioned pictures, {len(set(captions.values())):,} different captions.")
     if is_online:

@@ -28,8 +28,7 @@ class ProgressPictures:
             with contextlib.suppress(OSError):  # another auxiliary peer has drawn it, or it is being replaced
                 with Image.open(reel / newest["file"]) as picture, written_whole(self._file) as temporary:
                     picture.save(temporary, format="PNG")
-                which = "Pictures" if self._shown_epoch else "The first pictures"
-                self._shown_epoch = newest["epoch"]
-                captions = "; ".join(read_prompts(reel))
-                return f"{which}, after {self._shown_epoch} of {num_epochs} epochs: {self._file} ({captions})"
+                is_first, self._shown_epoch = not self._shown_epoch, newest["epoch"]
+                said = f"ictures, after {self._shown_epoch} of {num_epochs} epochs: {self._file}"
+                return f"The first p{said} ({'; '.join(read_prompts(reel))})" if is_first else f"P{said}"
         return ""

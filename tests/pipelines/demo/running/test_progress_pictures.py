@@ -27,7 +27,7 @@ def test_each_picture_of_the_reel_is_shown_once_and_named(tmp_path):
     assert pictures.news(80) == f"The first pictures, after 16 of 80 epochs: {file} ({CAPTION})"
     assert pictures.news(80) == ""
     reel.add(32, 200, now=1.0)
-    assert pictures.news(80) == f"Pictures, after 32 of 80 epochs: {file} ({CAPTION})"
+    assert pictures.news(80) == f"Pictures, after 32 of 80 epochs: {file}"
     assert abs(int(np.asarray(Image.open(file))[48, 48, 0]) - 200) < 10
 
 
