@@ -7,6 +7,7 @@ import typer
 
 from pipelines.command_line.data.filter_options import CaptionFrom, CaptionLines
 from pipelines.command_line.demo import loading, opened_demo
+from pipelines.command_line.terminal.setting_options import Announce
 
 
 def start(
@@ -22,14 +23,16 @@ def start(
         bool,
         typer.Option("--online", help="Publish to the Hub that is configured, for everybody; else to one in OUTPUT."),
     ] = False,
+    announce: Announce = None,
 ) -> None:
-    """Go all the way from a folder of pictures to a run with pages, on this machine; others may join from the start.
+    """Go all the way from a folder of pictures to a run with pages, on this machine; others can join while it trains.
 
     It trains a codec and a CLIP on the pictures, publishes them with the dataset of image codes, creates a run whose
     model and schedule fit pictures and hours, assists it, joins it, opens its pages and draws. Each step is an ordinary
     command, which is printed before it runs. Interrupted by whatever, the same command goes on where it was.
 
-    Without `--online` nothing leaves this machine: everything is on a Hub in OUTPUT.
+    Without `--online` nothing leaves this machine: everything is on a Hub in OUTPUT, and volunteers are other terminals
+    of it. With it, volunteers connect to TCP port 31337 of this machine.
 
     \b
     Examples:
@@ -37,16 +40,24 @@ def start(
       dalle-collab start icons/ --name my-org/icons --caption-from name --hours 0.25
       dalle-collab start pictures/ --name my-org/birds --hours 8 --online
     """
+    from pipelines.data_preparation.reading.reading_options import ReadingOptions
+    from pipelines.demo.demo_plan import split_name
+
+    reading = ReadingOptions(caption_from=caption_from, caption_lines=caption_lines)
+    folder = output or Path(f"{split_name(name)[1]}-run")
+    if not pictures.is_dir():
+        raise ValueError(f"{pictures} is not a folder; expected one of captioned pictures.")
+    if announce and not online:
+        raise ValueError("--announce is for --online: without it nobody connects from elsewhere.")
     with opened_demo() as console:
         with loading(console):
-            from pipelines.data_preparation.reading.reading_options import ReadingOptions
-            from pipelines.demo.own_pictures import run_own_pictures, split_name
+            from pipelines.demo.own_pictures import run_own_pictures
             from pipelines.demo.running_spaces import look_around
             from pipelines.demo.summary import show_end
 
-        reading = ReadingOptions(caption_from=caption_from, caption_lines=caption_lines)
-        folder = output or Path(f"{split_name(name)[1]}-run")
-        summary = run_own_pictures(pictures, name, folder, console, hours=hours, reading=reading, is_online=online)
+        summary = run_own_pictures(
+            pictures, name, folder, console, hours=hours, reading=reading, is_online=online, announce=announce or ()
+        )
         show_end(summary, folder, name, console)
         if console.is_terminal:
             look_around(folder, console)

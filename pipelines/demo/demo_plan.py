@@ -1,5 +1,6 @@
 """What differs between the demos, and their participants."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -56,10 +57,13 @@ class DemoPlan:
     shows_commands: bool = False
     """Whether each command is printed before it runs."""
 
+    announce: tuple[str, ...] = ()
+    """Addresses under which others reach the auxiliary peer, if it does not know them."""
+
     @property
     def ingredients(self) -> dict[str, Any]:
         """All that decides what comes out, without the places of files: a demo with others begins anew."""
-        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        values = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "announce"}
         mappings = {**values.pop("run_settings"), **values.pop("source"), **asdict(values.pop("reading"))}
         return {**{name: value for name, value in values.items() if not isinstance(value, Path)}, **mappings}
 
@@ -106,3 +110,11 @@ class Accounts:
     volunteers: tuple[str, ...]
     visitor: str
     """Token of a user who joins through a page."""
+
+
+def split_name(name: str) -> tuple[str, str]:
+    """Return organisation and name of a run. Raises ValueError if it is not ORG/NAME as the Hub takes it."""
+    if not re.fullmatch(r"[A-Za-z0-9][\w.-]{0,40}/[A-Za-z0-9][\w.-]{0,40}", name):
+        raise ValueError(f"--name is {name!r}; expected ORG/NAME, such as my-org/birds.")
+    organisation, _, short_name = name.partition("/")
+    return organisation, short_name

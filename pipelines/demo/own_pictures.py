@@ -1,7 +1,6 @@
 """`dalle-collab start`: from a folder of pictures to a run that others can join, with one command."""
 
 import hashlib
-import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from pipelines.data_preparation.sources.finding import find_sources
 from pipelines.data_preparation.sources.sample import CaptionImage
 from pipelines.demo.codec_and_clip import train_codec_and_clip
 from pipelines.demo.configured_hub import ConfiguredHub
-from pipelines.demo.demo_plan import DemoPlan
+from pipelines.demo.demo_plan import DemoPlan, split_name
 from pipelines.demo.running.progress_lines import ProgressLines
 from pipelines.demo.summary import DemoSummary, summarise_demo, write_summary
 from pipelines.demo.whole_line import run_whole_line
@@ -73,7 +72,15 @@ class TimePlan:
 
 
 def run_own_pictures(
-    pictures: Path, name: str, output: Path, console: Console, *, hours: float, reading: ReadingOptions, is_online: bool
+    pictures: Path,
+    name: str,
+    output: Path,
+    console: Console,
+    *,
+    hours: float,
+    reading: ReadingOptions,
+    is_online: bool = False,
+    announce: Sequence[str] = (),
 ) -> DemoSummary:
     """Go from a folder of pictures to a trained run, or on with an interrupted one; return its figures.
 
@@ -103,6 +110,7 @@ def run_own_pictures(
         own_pictures=pictures,
         reading=reading,
         is_online=is_online,
+        announce=tuple(announce),
         codec_folder=output / "work" / "codec",
         clip_folder=output / "work" / "clip",
         run_settings=dict(reel_prompts=captions_to_draw(captions.values(), NUM_REEL_CAPTIONS)),
@@ -132,14 +140,6 @@ def run_own_pictures(
         grid_title="Captions of the collection, the best four pictures of each",
     )  # fmt: skip
     return summary
-
-
-def split_name(name: str) -> tuple[str, str]:
-    """Return organisation and name of a run. Raises ValueError if it is not ORG/NAME as the Hub takes it."""
-    if not re.fullmatch(r"[A-Za-z0-9][\w.-]{0,40}/[A-Za-z0-9][\w.-]{0,40}", name):
-        raise ValueError(f"--name is {name!r}; expected ORG/NAME, such as my-org/birds.")
-    organisation, _, short_name = name.partition("/")
-    return organisation, short_name
 
 
 def read_captions(pictures: Path, reading: ReadingOptions) -> dict[str, str]:

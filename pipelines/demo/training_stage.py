@@ -31,6 +31,9 @@ from pipelines.demo.stages import StageError, Stages
 FIRST_PEER_PORT, NUM_PEER_PORTS = 20_000, 10_000
 """The auxiliary peer's port is one of these, by its folder: demos side by side do not take each other's."""
 
+ONLINE_PORT = 31337
+"""Where others reach the auxiliary peer; a router can be told to forward it."""
+
 LOOPBACK, EVERYWHERE = "/ip4/127.0.0.1/tcp", "/ip4/0.0.0.0/tcp"
 SECONDS_TO_START = "300"
 """Of the libp2p daemon: on a machine with other work it may take a minute."""
@@ -224,7 +227,8 @@ class Training:
     def _start_auxiliary(self) -> Program:
         # The same identity and, if it is free, the same port: trainers find it again when it is started anew.
         folder = self._plan.auxiliary_folder
-        (port,) = take_ports(FIRST_PEER_PORT + zlib.crc32(str(folder).encode()) % NUM_PEER_PORTS, 1)
+        of_folder = FIRST_PEER_PORT + zlib.crc32(str(folder).encode()) % NUM_PEER_PORTS
+        (port,) = take_ports(ONLINE_PORT if self._plan.is_online else of_folder, 1)
         if port != self._port:
             stop_all([trainer.program for trainer in self._trainers if trainer.program is not None])
             for trainer in self._trainers:
@@ -232,10 +236,11 @@ class Training:
         self._port = port
         folder.mkdir(parents=True, exist_ok=True)
         host = EVERYWHERE if self._plan.is_online else LOOPBACK
+        announced = [f"--announce={address}" for address in self._plan.announce]
         return self._stages.start(
             "dalle-collab", "run", "assist", self._plan.repository(), "--host", f"{host}/{port}",
             "--identity-file", str(folder / "identity.key"),
-            "--state-folder", str(folder), *self._plan.organiser_key,
+            "--state-folder", str(folder), *self._plan.organiser_key, *announced,
             "--startup-timeout", SECONDS_TO_START, "--events", str(self._plan.work / "auxiliary.jsonl"),
             token=self._accounts.organiser, log_name="auxiliary",
         )  # fmt: skip

@@ -14,11 +14,15 @@ Places = Annotated[
     list[str], typer.Argument(help="Tars, Parquet files, folders of them or of pictures, or Hub datasets ORG/NAME.")
 ]
 CaptionLines = Annotated[
-    str, typer.Option(help="A caption of several lines: drop the sample, take the first line, or join the lines.")
+    str, typer.Option(metavar="drop|first|join", help="A caption of several lines: what becomes of it.")
 ]
 
 CaptionFrom = Annotated[
-    str, typer.Option(help="files: texts and tables; else words in the picture's name, its folder, or path (both).")
+    str,
+    typer.Option(
+        metavar="files|name|folder|path",
+        help="Captions are in texts and tables (files), in the picture's name, in its folder's, or in both (path).",
+    ),
 ]
 
 

@@ -82,7 +82,7 @@ TokenHost = Annotated[
     str | None,
     typer.Option(
         metavar="HOST",
-        help="Show the Hub token, if it can only read, to an admission service of old there.",
+        help="Show the Hub token, if it can only read, to the admission service at HOST, of an older version.",
         **_NETWORK,
     ),
 ]

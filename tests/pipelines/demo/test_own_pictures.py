@@ -7,7 +7,7 @@ from PIL import Image
 from rich.console import Console
 
 from pipelines.data_preparation.reading.reading_options import ReadingOptions
-from pipelines.demo.demo_plan import DemoPlan
+from pipelines.demo.demo_plan import DemoPlan, split_name
 from pipelines.demo.own_pictures import (
     FEWEST_CLIP_STEPS,
     FEWEST_PICTURES,
@@ -16,7 +16,6 @@ from pipelines.demo.own_pictures import (
     captions_to_draw,
     read_captions,
     run_own_pictures,
-    split_name,
 )
 from pipelines.demo.running.output_folder import demo_folder
 from pipelines.demo.running.progress_lines import ProgressLines
