@@ -47,6 +47,8 @@ def start(
     folder = output or Path(f"{split_name(name)[1]}-run")
     if not pictures.is_dir():
         raise ValueError(f"{pictures} is not a folder; expected one of captioned pictures.")
+    if folder.resolve().is_relative_to(pictures.resolve()):
+        raise ValueError(f"{folder} is inside {pictures}, whose pictures are read. Choose another: --output NAME")
     if announce and not online:
         raise ValueError("--announce is for --online: without it nobody connects from elsewhere.")
     with opened_demo() as console:
@@ -58,6 +60,6 @@ def start(
         summary = run_own_pictures(
             pictures, name, folder, console, hours=hours, reading=reading, is_online=online, announce=announce or ()
         )
-        show_end(summary, folder, name, console)
+        show_end(summary, folder, name, console, is_online=online)
         if console.is_terminal:
             look_around(folder, console)

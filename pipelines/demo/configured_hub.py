@@ -34,7 +34,10 @@ class ConfiguredHub:
             ValueError: they may not; the message names those in which they may.
         """
         user = self._api.whoami(token=self.token_of(""))
-        names = [user["name"], *(organisation["name"] for organisation in user.get("orgs", ()))]
+        if user.get("auth", {}).get("accessToken", {}).get("role") == "read":
+            raise ValueError("The Hub token can only read. Log in with one that can write: hf auth login")
+        orgs = [one["name"] for one in user.get("orgs", ()) if one.get("roleInOrg") != "read"]
+        names = [user["name"], *orgs]
         if namespace not in names:
             raise ValueError(f"--name begins with {namespace!r}; {user['name']} may create in: {', '.join(names)}.")
         return str(user["name"])

@@ -1,12 +1,15 @@
 """What differs between the demos, and their participants."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from hub_tools.places import is_repository_name
 from pipelines.data_preparation.reading.reading_options import ReadingOptions
+
+HERE_ONLY = ("announce", "num_trainers")
+"""What differs between machines and calls, and decides nothing of what was made before."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +66,7 @@ class DemoPlan:
     @property
     def ingredients(self) -> dict[str, Any]:
         """All that decides what comes out, without the places of files: a demo with others begins anew."""
-        values = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "announce"}
+        values = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in HERE_ONLY}
         mappings = {**values.pop("run_settings"), **values.pop("source"), **asdict(values.pop("reading"))}
         return {**{name: value for name, value in values.items() if not isinstance(value, Path)}, **mappings}
 
@@ -114,7 +117,7 @@ class Accounts:
 
 def split_name(name: str) -> tuple[str, str]:
     """Return organisation and name of a run. Raises ValueError if it is not ORG/NAME as the Hub takes it."""
-    if not re.fullmatch(r"[A-Za-z0-9][\w.-]{0,40}/[A-Za-z0-9][\w.-]{0,40}", name):
+    if not all(is_repository_name(name + ending) for ending in ("", "-codes")):
         raise ValueError(f"--name is {name!r}; expected ORG/NAME, such as my-org/birds.")
     organisation, _, short_name = name.partition("/")
     return organisation, short_name

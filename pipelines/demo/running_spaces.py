@@ -127,7 +127,7 @@ def look_around(output: Path, console: Console) -> None:
     """
     file = output / SPACES_FOLDER / SPACES_FILE
     if not file.exists():
-        raise ValueError(f"{output} has no demo with pages. Run one first: dalle-collab demo run --output {output}")
+        raise ValueError(f"{output} has no demo with pages. Run one first: dalle-collab demo run")
     values = json.loads(file.read_text(encoding="utf-8"))
     lines = ProgressLines(console)
     is_online = values.get("is_online", False)

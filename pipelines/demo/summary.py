@@ -139,17 +139,15 @@ def _score_in_words(score: SceneScore) -> str:
     )
 
 
-def show_end(summary: DemoSummary, folder: Path, repository: str, console: Console) -> None:
+def show_end(summary: DemoSummary, folder: Path, repository: str, console: Console, *, is_online: bool = False) -> None:
     """Print the figures, where the pictures are, and one line on how to explore further."""
     for name, value in figure_rows(summary):
         console.print(Text.assemble("  ", (name, "bold"), f": {value}"), highlight=False)
     console.print(f"Look at {folder / 'grid.png'} and {folder / 'summary.html'}.", highlight=False)
     console.print(f"Open the run's pages again: `dalle-collab demo spaces --output {folder}`.", highlight=False)
-    console.print(
-        f"To explore: `hub-tools serve --root {folder / 'hub'}` shows the Hub in a browser; with its HF_ENDPOINT, "
-        f"`dalle-collab generate {repository} 'a caption'` draws more.",
-        highlight=False,
-    )
+    draw = f"`dalle-collab generate {repository} 'a caption'` draws more."
+    hub = f"`hub-tools serve --root {folder / 'hub'}` shows the Hub in a browser; with its HF_ENDPOINT, "
+    console.print(f"To explore: {'' if is_online else hub}{draw}", highlight=False)
 
 
 def _page(title: str, summary: DemoSummary, grid_title: str, addresses: Mapping[str, str], folder: Path) -> str:

@@ -235,6 +235,10 @@ class Training:
                 trainer.program = None  # to be started where it is found
         self._port = port
         folder.mkdir(parents=True, exist_ok=True)
+        if self._plan.is_online and port != ONLINE_PORT:
+            raise StageError(
+                f"TCP port {ONLINE_PORT} is in use, and volunteers need it. End what uses it: {self._where_to_look()}"
+            )
         host = EVERYWHERE if self._plan.is_online else LOOPBACK
         announced = [f"--announce={address}" for address in self._plan.announce]
         return self._stages.start(

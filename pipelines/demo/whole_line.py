@@ -19,7 +19,7 @@ from rich.markup import escape
 from hub_tools.counted import counted
 from hub_tools.local_hub import LocalHub
 from hub_tools.printing.printable import one_line
-from hub_tools.run_files import EVALUATIONS_FILE, METRICS_FOLDER, TRAINING_RUN_FILE
+from hub_tools.run_files import EVALUATIONS_FILE, METRICS_FOLDER, RUN_STATE_FILE, TRAINING_RUN_FILE
 from pipelines.demo.configured_hub import ConfiguredHub
 from pipelines.demo.demo_plan import Accounts, DemoPlan
 from pipelines.demo.running.event_files import course, num_samples, read_events
@@ -121,9 +121,9 @@ def run_whole_line(
             stages.once(
                 "pictures", "Making captioned pictures", lambda: make_pictures(stages, pictures), outputs=[pictures]
             )
-        train_models(stages)
         if plan.is_online:
             _claim_names(line)
+        train_models(stages)
         _publish_dataset(line)
         _create_run(line)
         line = _with_schedule(line)
@@ -153,7 +153,7 @@ def _claim_names(line: Line) -> None:
         if taken:
             raise StageError(f"{', '.join(taken)} exists on the Hub already. Choose another --name.")
 
-    line.stages.once("names", "Looking whether the names are free", check)
+    line.stages.once("names", "Looking whether the names are free", check, inputs=line.hub.endpoint)
 
 
 def _with_schedule(line: Line) -> Line:
@@ -239,7 +239,7 @@ def _publish_dataset(line: Line) -> None:
             *plan.caption_options,
             token=token, log_name="prepare",
         ),
-        inputs=line.commit("-codec"), outputs=[plan.work / "dataset"], continues=True,
+        inputs=digest_of(plan.codec_folder), outputs=[plan.work / "dataset"], continues=True,
     )  # fmt: skip
     stages.once(
         "publishing", "Publishing the dataset in one commit",
@@ -266,7 +266,7 @@ def _create_run(line: Line) -> None:
         )  # fmt: skip
 
     stages.once(
-        "run", "Training the tokenizer and creating the run", create, inputs=line.commit("-codes", "dataset"),
+        "run", "Training the tokenizer and creating the run", create, inputs=digest_of(plan.work / "dataset"),
         outputs=[plan.work / "tokenizer"], is_there=lambda: bool(line.commit()),
     )  # fmt: skip
 
@@ -274,9 +274,12 @@ def _create_run(line: Line) -> None:
 def create_run(line: Line, *options: str) -> None:
     """Create the demo's run; one that an interrupted call has created, and not trained, is deleted before."""
     plan, settings = line.plan, line.plan.work / "run_settings.json"
-    if line.commit() and published_epoch(line.hub, line.accounts.organiser, plan):
-        raise StageError(f"{plan.repository()} has been trained already. Choose another name, or delete it.")
-    line.api.delete_repo(plan.repository(), missing_ok=True)
+    name = plan.repository()
+    if line.commit() and (plan.is_online or line.api.file_exists(name, RUN_STATE_FILE)):
+        raise StageError(
+            f"{name} exists on the Hub already. If nobody needs it delete it there, or choose another name."
+        )
+    line.api.delete_repo(name, missing_ok=True)
     remove(plan.auxiliary_folder)
     settings.write_text(json.dumps(dict(plan.run_settings), indent=2) + "\n", encoding="utf-8")
     told = line.stages.run(

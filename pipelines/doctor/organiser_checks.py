@@ -13,6 +13,9 @@ from pipelines.training.tasks.language_modeling.settings import LanguageSettings
 COMMIT = re.compile(r"[0-9a-f]{40}")
 PAPERS_BATCH = 4096
 PAPERS_WIDTH = 1024
+WIDTH_NAMES = ("hidden_size", "n_embd", "d_model", "dim")
+"""Of the width of a model, in configurations of transformers."""
+
 USUAL_RATES = {"lamb": (6.25e-4, 1e-2), "adamw": (1e-4, 2e-3), "muon": (1e-4, 2e-3)}
 """Lowest and highest usual peak learning rates at batch and width of *Training Transformers Together*, where LAMB's was
 2.5e-3. Muon's steps are as long as AdamW's."""
@@ -86,7 +89,8 @@ def check_rate(run: TrainingRun) -> CheckResult:
     counted_in_tokens = run.unit == "tokens"
     weight = LanguageSettings.from_mapping(run.task_settings).sample_weight(run.task) if counted_in_tokens else 1.0
     batch = (run.inner_batch_size if run.local_steps > 1 else run.target_batch_size) / weight
-    width = int({**run.model_config, **run.task_settings}.get("hidden_size") or PAPERS_WIDTH)
+    sizes = {**run.model_config, **run.task_settings}
+    width = next((int(sizes[name]) for name in WIDTH_NAMES if sizes.get(name)), PAPERS_WIDTH)
     low, high = usual_rates(optimizer, batch, width)
     seen = f"{run.peak_learning_rate:g} with {optimizer} at {batch:,.0f} samples, {width:,} wide"
     expected = f"{low:.1e} to {high:.1e} (usual with {optimizer} for this batch and width)"

@@ -72,7 +72,14 @@ def test_what_the_organiser_chose_stays_and_is_fitted_around():
     assert "96 wide" in told[0] and "minutes on 2 cores" in told[0] and told[1].startswith("Expect colours")
 
 
-@pytest.mark.parametrize("hardware", ["", "0 cores", "fast", "2 of t4", "-1 t4"])
+@pytest.mark.parametrize("width", [96, 128, 256])
+def test_a_width_that_was_chosen_has_the_layers_and_the_rate_of_its_size(width):
+    values = fitted(num_records=5000, flops=speed_of("2 a100"), hidden_size=width, head_dim=32)
+    assert values["num_hidden_layers"] <= 8
+    assert check_schedule(run_of(values | dict(hidden_size=width)), 5000)[1].status == "ok"
+
+
+@pytest.mark.parametrize("hardware", ["", "0 cores", "00 t4", "fast", "2 of t4", "-1 t4"])
 def test_hardware_that_is_not_known_is_refused(hardware):
     with pytest.raises(ValueError, match="expected such as '4 cores'"):
         speed_of(hardware)

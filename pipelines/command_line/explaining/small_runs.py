@@ -49,7 +49,7 @@ def speed_of(hardware: str) -> float:
     """
     found = re.fullmatch(r"(?:(\d{1,4})\s*x?\s*)?([a-z]\w*)", hardware.strip().lower())
     name = "core" if found and found[2] == "cores" else found[2] if found else ""
-    if found is None or name not in SPEEDS or found[1] == "0":
+    if found is None or name not in SPEEDS or int(found[1] or 1) == 0:
         raise ValueError(f"--hardware is {hardware!r}; expected such as '4 cores' or '2 t4', of: {', '.join(SPEEDS)}.")
     return int(found[1] or 1) * SPEEDS[name]
 
@@ -71,7 +71,11 @@ def settings_of_small_run(
     if num_records < 1:
         raise ValueError("The dataset has no records: prepare it again (dalle-collab data prepare).")
     work = flops * hours * 3600
-    for hidden, layers in reversed(SIZES):
+    sizes_to_try = reversed(SIZES)
+    if "hidden_size" in fixed:
+        width = int(fixed["hidden_size"])
+        sizes_to_try = iter([(width, min(SIZES, key=lambda size: abs(size[0] - width))[1])])
+    for hidden, layers in sizes_to_try:
         sizes = _model(hidden, layers) | fixed
         of_a_sample = training_flops(DalleCollabConfig(**sizes), "none")
         if work / of_a_sample >= LEAST_PASSES * num_records:

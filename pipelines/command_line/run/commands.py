@@ -89,7 +89,7 @@ def create(
 
     import torch
 
-    from pipelines.command_line.explaining.run_meaning import DatasetSample, explain_run
+    from pipelines.command_line.explaining.run_meaning import UNREADABLE, DatasetSample, explain_run
     from pipelines.command_line.explaining.slow_links import settings_for_links
     from pipelines.command_line.explaining.small_runs import fit_small_run
     from pipelines.training.optimizers.choice import parameter_groups
@@ -115,7 +115,10 @@ def create(
     told: list[str] = []
     dataset_sample = None
     if preset == "small":
-        dataset_sample = DatasetSample.read(run, processor)
+        try:
+            dataset_sample = DatasetSample.read(run, processor)
+        except UNREADABLE as error:
+            raise ValueError(f"{dataset} cannot be read, and --preset small needs its size: {error}") from error
         fitted, told = fit_small_run(run, dataset_sample, chosen, hours, hardware)
         fitted.pop("run_id", None)
         request = dataclasses.replace(request, settings=fitted)

@@ -37,7 +37,8 @@ def demo_folder(
     refuse_strangers(folder)
     with sole_demo(folder, lines):
         _check_space(folder)
-        ingredients = ingredients if keeps_others else dict(ingredients, version=package_version())
+        own = dict(keeps_others=True) if keeps_others else dict(version=package_version())
+        ingredients = {**ingredients, **own}
         _keep_or_empty(folder, ingredients, lines, keeps_others=keeps_others)
         yield
 
@@ -107,10 +108,13 @@ def _keep_or_empty(folder: Path, ingredients: Mapping[str, Any], lines: Progress
             before = json.loads(marker.read_text(encoding="utf-8"))
         except ValueError:
             before = None
+        if keeps_others and isinstance(before, dict):  # an older version knew fewer ingredients
+            text = json.dumps({name: value for name, value in json.loads(text).items() if name in before})
+            before = {name: value for name, value in before.items() if name in json.loads(text)}
         if isinstance(before, dict) and not (differences := what_differs(before, json.loads(text))):
             lines.say(f"Going on with what is in {folder}; to begin anew, delete it.")
             return
-        if keeps_others:
+        if keeps_others or (isinstance(before, dict) and before.get("keeps_others")):
             seen = differences if isinstance(before, dict) else f"{marker} cannot be read"
             raise ValueError(
                 f"{folder} has a run of other pictures or options ({seen}). Give the same ones to go on with it, or "

@@ -34,7 +34,21 @@ def started(tmp_path, name="org/birds", **changes):
     return run_own_pictures(tmp_path / "pictures", name, tmp_path / "output", Console(file=io.StringIO()), **options)
 
 
-@pytest.mark.parametrize("name", ["birds", "org/", "/birds", "org/birds/more", "org/my birds", "../birds", "org/.."])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "birds",
+        "org/",
+        "/birds",
+        "org/birds/more",
+        "org/my birds",
+        "../birds",
+        "org/..",
+        "org/a--b",
+        "org/a-",
+        "org/a.git",
+    ],
+)
 def test_a_name_that_is_none_on_the_hub_is_refused(name):
     with pytest.raises(ValueError, match="expected ORG/NAME"):
         split_name(name)
@@ -82,7 +96,16 @@ def test_a_run_that_is_begun_is_not_lost_to_other_options(tmp_path):
         demo_folder(tmp_path / "run", dict(hours=1), lines, keeps_others=True),
     ):
         pass
+    # Nor to a demo that is told to use its folder.
+    with (
+        pytest.raises(ValueError, match="has a run of other pictures or options"),
+        demo_folder(tmp_path / "run", dict(num_pictures=16_000), lines),
+    ):
+        pass
     assert (tmp_path / "run" / "work" / "codec").exists()
+    # An older version knew fewer options, and its run goes on.
+    with demo_folder(tmp_path / "run", dict(hours=8, announce="new"), lines, keeps_others=True):
+        assert (tmp_path / "run" / "work" / "codec").exists()
 
 
 def test_a_plan_with_somebodys_own_pictures_trains_on_those_and_reads_captions_as_told(tmp_path):
