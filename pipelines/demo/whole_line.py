@@ -172,7 +172,8 @@ def train_to_the_end(line: Line) -> None:
         line.stages.lines.say(f"[green]kept[/green] {escape(description)}", markup=True)
         return
     if plan.own_pictures is not None:
-        place = "" if plan.is_online else f"HF_ENDPOINT={line.hub.endpoint} "
+        # A Hub of one's own refuses the tokens of others, and need not see them.
+        place = "" if plan.is_online else f"HF_TOKEN= HF_TOKEN_PATH=/dev/null HF_ENDPOINT={line.hub.endpoint} "
         where = "from anywhere" if plan.is_online else "in another terminal"
         line.stages.lines.say(f"Others join {where}: {place}dalle-collab join {plan.repository()}")
     with line.stages.stage("training", description):

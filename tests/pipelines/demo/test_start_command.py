@@ -59,8 +59,9 @@ def test_a_folder_becomes_a_run_that_a_volunteer_joins_although_the_organiser_wa
     second = Start(tmp_path, tmp_path / "second.log")
     command = shlex.split(second.wait_for(r"Others join in another terminal: (.*)")[1])
     second.wait_for(r"epoch [1-9]\d*/")
-    environment = dict(os.environ, HF_HOME=str(tmp_path / "home"), **dict([command[0].split("=", 1)]))
-    words = [*command[2:], "--host", "/ip4/127.0.0.1/tcp/0", "--max-hours", "0.01"]
+    settings = [word.split("=", 1) for word in command[: command.index("dalle-collab")]]
+    environment = dict(os.environ, HF_HOME=str(tmp_path / "home")) | dict(settings)
+    words = [*command[len(settings) + 1 :], "--host", "/ip4/127.0.0.1/tcp/0", "--max-hours", "0.01"]
     joined = subprocess.run(
         [sys.executable, "-m", "pipelines.command_line.main", *words],
         env=environment, capture_output=True, text=True, check=False, timeout=600,
