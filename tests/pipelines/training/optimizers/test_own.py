@@ -82,6 +82,7 @@ def state_after(name, num_threads, num_steps=50):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", ["SGD", "AdamW", "Adafactor", "Muon"])
 def test_peers_with_other_numbers_of_threads_have_equal_bits_after_fifty_epochs(name):
     one, three = (state_after(name, num_threads) for num_threads in (1, 3))
