@@ -6,8 +6,9 @@ import typer
 
 from hub_tools.endpoint import prepare_hub_client
 from hub_tools.one_line_errors import run_command_line
-from pipelines.command_line import chaos, clip, codec, demo, doctor, evaluate, generate, join, serve, start, write
+from pipelines.command_line import chaos, clip, codec, demo, doctor, evaluate, generate, join, serve, write
 from pipelines.command_line.data import commands as data
+from pipelines.command_line.data import start
 from pipelines.command_line.model import commands as model
 from pipelines.command_line.run import commands as run
 

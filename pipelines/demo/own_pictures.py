@@ -20,7 +20,6 @@ from pipelines.demo.demo_plan import DemoPlan, split_name
 from pipelines.demo.running.progress_lines import ProgressLines
 from pipelines.demo.summary import DemoSummary, summarise_demo, write_summary
 from pipelines.demo.whole_line import run_whole_line
-from pipelines.torch_devices import num_cores
 
 NUM_CAPTIONS, NUM_REEL_CAPTIONS, NUM_SHOWN = 12, 6, 10
 FEWEST_PICTURES = 100
@@ -81,6 +80,7 @@ def run_own_pictures(
     reading: ReadingOptions,
     is_online: bool = False,
     announce: Sequence[str] = (),
+    num_trainers: int = 2,
 ) -> DemoSummary:
     """Go from a folder of pictures to a trained run, or on with an interrupted one; return its figures.
 
@@ -116,7 +116,7 @@ def run_own_pictures(
         run_settings=dict(reel_prompts=captions_to_draw(captions.values(), NUM_REEL_CAPTIONS)),
         create_options=("--preset", "small", "--hours", f"{time_plan.training_hours:.3g}"),
         vocabulary_size=VOCABULARY_SIZE,
-        num_trainers=min(2, num_cores()),
+        num_trainers=num_trainers,
         micro_batch_size=48,
         source=dict(source=str(pictures.resolve()), num_pictures=len(captions), hours=hours),
         opens_spaces=True,

@@ -56,9 +56,18 @@ def start(
             from pipelines.demo.own_pictures import run_own_pictures
             from pipelines.demo.running_spaces import look_around
             from pipelines.demo.summary import show_end
+            from pipelines.torch_devices import num_cores
 
         summary = run_own_pictures(
-            pictures, name, folder, console, hours=hours, reading=reading, is_online=online, announce=announce or ()
+            pictures,
+            name,
+            folder,
+            console,
+            hours=hours,
+            reading=reading,
+            is_online=online,
+            announce=announce or (),
+            num_trainers=min(2, num_cores()),
         )
         show_end(summary, folder, name, console, is_online=online)
         if console.is_terminal:
