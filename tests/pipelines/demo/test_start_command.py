@@ -37,6 +37,14 @@ class Start:
                 [sys.executable, "-m", "pipelines.command_line.main", *words], cwd=folder, stdout=file, stderr=file
             )
 
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        if self.process.poll() is None:
+            self.process.terminate()
+        self.process.wait(120)
+
     def wait_for(self, pattern):
         """Return what the pattern finds in the output, once it does."""
         while (found := re.search(pattern, self.log.read_text())) is None:
@@ -51,12 +59,14 @@ class Start:
 @pytest.mark.timeout(2400)
 def test_a_folder_becomes_a_run_that_a_volunteer_joins_although_the_organiser_was_killed(tmp_path):
     write_pictures(tmp_path / "pictures", 240)
-    first = Start(tmp_path, tmp_path / "first.log")
-    first.wait_for(r"epoch [1-9]\d*/")
-    first.process.kill()
-    first.process.wait()
+    with Start(tmp_path, tmp_path / "first.log") as first:
+        first.wait_for(r"epoch [1-9]\d*/")
+        first.process.kill()
+    with Start(tmp_path, tmp_path / "second.log") as second:
+        check_that_it_goes_on(second, tmp_path)
 
-    second = Start(tmp_path, tmp_path / "second.log")
+
+def check_that_it_goes_on(second, tmp_path):
     command = shlex.split(second.wait_for(r"Others join in another terminal: (.*)")[1])
     second.wait_for(r"epoch [1-9]\d*/")
     settings = [word.split("=", 1) for word in command[: command.index("dalle-collab")]]
@@ -66,7 +76,7 @@ def test_a_folder_becomes_a_run_that_a_volunteer_joins_although_the_organiser_wa
         [sys.executable, "-m", "pipelines.command_line.main", *words],
         env=environment, capture_output=True, text=True, check=False, timeout=600,
     )  # fmt: skip
-    assert joined.returncode == 0 and "Joined my-org/shapes" in joined.stdout, joined
+    assert joined.returncode == 0 and "Left my-org/shapes: contributed" in joined.stderr, joined
 
     assert second.process.wait(1800) == 0, second.log.read_text()
     text = second.log.read_text()
