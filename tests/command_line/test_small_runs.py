@@ -59,6 +59,11 @@ def test_more_hours_or_hardware_mean_a_larger_model_and_more_codes_a_smaller_one
     assert fitted(image_grid_size=16)["hidden_size"] < fitted()["hidden_size"]
 
 
+def test_few_records_and_little_time_have_a_small_model_though_it_passes_over_them_quickly():
+    assert fitted(num_records=240, hours=0.05)["hidden_size"] == SIZES[0][0]
+    assert fitted(num_records=240, hours=8)["hidden_size"] > SIZES[0][0]
+
+
 def test_slow_epochs_have_the_usual_time_outs():
     quick, slow = fitted(hours=0.25), fitted(hours=10_000, num_records=10**6)
     assert "matchmaking_seconds" in quick and "matchmaking_seconds" not in slow

@@ -24,6 +24,9 @@ SIZES = ((128, 6), (192, 6), (256, 8), (384, 12), (512, 16), (768, 24), (1024, 6
 LEAST_PASSES, MOST_PASSES = 10, 60
 """A model so large that each record is seen less often learns less in the same time; more passes teach it by heart."""
 
+LEAST_SAMPLES = 30_000
+"""Some hundred optimizer steps, below which a large model learns less than a small one, however few the records are."""
+
 SECONDS_OF_AN_EPOCH = 8.0
 MOST_GROWTH = 8
 """Of the demo's batch, where that would make epochs shorter than these seconds."""
@@ -60,7 +63,7 @@ def settings_of_small_run(
     """Return a small run's settings: the demo's, with a model and a schedule for so many records, hours and FLOP/s.
 
     `fixed` are those of the model's settings that are given: the number of codes, of text tokens and what was chosen.
-    The model is the largest that still passes over the records ten times in these hours. The peak rate is the demo's,
+    The model is the largest that still makes enough steps, and ten passes over the records, in these hours. The peak rate is the demo's,
     and falls with the width as `run check` expects.
 
     Raises:
@@ -78,7 +81,7 @@ def settings_of_small_run(
     for hidden, layers in sizes_to_try:
         sizes = _model(hidden, layers) | fixed
         of_a_sample = training_flops(DalleCollabConfig(**sizes), "none")
-        if work / of_a_sample >= LEAST_PASSES * num_records:
+        if work / of_a_sample >= max(LEAST_SAMPLES, LEAST_PASSES * num_records):
             break
     samples = min(work / of_a_sample, MOST_PASSES * num_records)
     per_second = flops / of_a_sample
