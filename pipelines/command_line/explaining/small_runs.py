@@ -63,8 +63,8 @@ def settings_of_small_run(
     """Return a small run's settings: the demo's, with a model and a schedule for so many records, hours and FLOP/s.
 
     `fixed` are those of the model's settings that are given: the number of codes, of text tokens and what was chosen.
-    The model is the largest that still makes enough steps, and ten passes over the records, in these hours. The peak rate is the demo's,
-    and falls with the width as `run check` expects.
+    The model is the largest that still makes enough steps, and ten passes over the records, in these hours. The peak
+    rate is the demo's, and falls with the width as `run check` expects.
 
     Raises:
         ValueError: `hours` is no positive number, or there are no records.
