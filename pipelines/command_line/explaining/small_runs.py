@@ -74,12 +74,13 @@ def settings_of_small_run(
     if num_records < 1:
         raise ValueError("The dataset has no records: prepare it again (dalle-collab data prepare).")
     work = flops * hours * 3600
-    sizes_to_try = reversed(SIZES)
+    largest_first: tuple[tuple[int, int], ...] = SIZES[::-1]
     if "hidden_size" in fixed:
         width = int(fixed["hidden_size"])
-        sizes_to_try = iter([(width, min(SIZES, key=lambda size: abs(size[0] - width))[1])])
-    for hidden, layers in sizes_to_try:
-        sizes = _model(hidden, layers) | fixed
+        largest_first = ((width, min(SIZES, key=lambda size: abs(size[0] - width))[1]),)
+    for hidden, layers in largest_first:
+        model = _model(hidden, layers)
+        sizes = {**model, **fixed}
         of_a_sample = training_flops(DalleCollabConfig(**sizes), "none")
         if work / of_a_sample >= max(LEAST_SAMPLES, LEAST_PASSES * num_records):
             break
@@ -92,7 +93,7 @@ def settings_of_small_run(
     num_epochs = max(10, math.ceil(samples / (local_steps * batch)))
     chosen = dict(
         demo,
-        **{name: value for name, value in sizes.items() if name in _model(hidden, layers)},
+        **{name: sizes[name] for name in model},
         inner_batch_size=min(growth * int(demo["inner_batch_size"]), max(1, batch // 2)),
         target_batch_size=batch,
         num_epochs=num_epochs,

@@ -108,10 +108,11 @@ def _keep_or_empty(folder: Path, ingredients: Mapping[str, Any], lines: Progress
             before = json.loads(marker.read_text(encoding="utf-8"))
         except ValueError:
             before = None
+        now = json.loads(text)
         if keeps_others and isinstance(before, dict):  # an older version knew fewer ingredients
-            text = json.dumps({name: value for name, value in json.loads(text).items() if name in before})
-            before = {name: value for name, value in before.items() if name in json.loads(text)}
-        if isinstance(before, dict) and not (differences := what_differs(before, json.loads(text))):
+            common = before.keys() & now.keys()
+            before, now = ({name: values[name] for name in common} for values in (before, now))
+        if isinstance(before, dict) and not (differences := what_differs(before, now)):
             lines.say(f"Going on with what is in {folder}; to begin anew, delete it.")
             return
         if keeps_others or (isinstance(before, dict) and before.get("keeps_others")):
