@@ -173,7 +173,9 @@ def join(run, dht, settings, events, options):
 
         def show(progress):
             share = progress.num_bytes / progress.num_bytes_total
-            write_event(events, event="progress", share=share, is_half=0.4 < share < 0.9)
+            write_event(events, event="progress", share=share, is_half=(is_half := 0.4 < share < 0.9))
+            if is_half and "waits_at_half_for" in settings:
+                wait_until(Path(settings["waits_at_half_for"]).exists)
 
         with stop_on_signals() as stop:
             state_transfer.is_to_stop = stop.is_set
