@@ -64,14 +64,20 @@ class MakesPrintable(Highlighter):
 
 
 def open_progress(*columns: "ProgressColumn", console: Console | None = None, transient: bool = False) -> "Progress":
-    """Return progress bars in whose columns of text brackets are no markup; on the standard output by default."""
+    """Return progress bars in whose columns of text brackets are no markup; on the standard output by default.
+
+    A file or a pipe gets a line now and then instead.
+    """
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    from .progress_lines import ProgressInLines
 
     columns = columns or (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     for column in columns:
         if type(column) is TextColumn:
             column.markup, column.highlighter = False, MakesPrintable()
-    return Progress(*columns, console=console or open_console(), transient=transient)
+    console = console or open_console()
+    return (Progress if console.is_terminal else ProgressInLines)(*columns, console=console, transient=transient)
 
 
 def open_console(*, stderr: bool = False) -> PrintableConsole:

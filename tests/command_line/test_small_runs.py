@@ -74,7 +74,7 @@ def test_what_the_organiser_chose_stays_and_is_fitted_around():
     dataset = DatasetSample(num_records=3000, caption_lengths=[5] * 100)
     values, told = fit_small_run(run, dataset, {"hidden_size": 96, "head_dim": 48, "num_epochs": 7}, 8, "2 cores")
     assert (values["hidden_size"], values["num_epochs"], values["text_sequence_length"]) == (96, 7, 8)
-    assert "96 wide" in told[0] and "minutes on 2 cores" in told[0] and told[1].startswith("Expect colours")
+    assert "96 wide" in told[0] and "52 s on 2 cores" in told[0] and told[1].startswith("Expect colours")
 
 
 @pytest.mark.parametrize("width", [96, 128, 256])

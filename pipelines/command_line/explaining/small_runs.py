@@ -5,6 +5,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from hub_tools.counted import duration
 from modeling_dalle_collab import DalleCollabConfig
 from pipelines.command_line.explaining.run_meaning import DatasetSample, fitting_length
 from pipelines.doctor.organiser_checks import WIDTH_EXPONENTS
@@ -134,15 +135,10 @@ def fit_small_run(
     sizes = DalleCollabConfig(**{name: values[name] for name in values if name in known_settings()} | fixed)
     needed = samples * training_flops(sizes, "none") / flops / 3600
     return values, [
-        f"A model {values['hidden_size']} wide with {values['num_hidden_layers']} layers, {counted_hours(needed)} on "
+        f"A model {values['hidden_size']} wide with {values['num_hidden_layers']} layers, {duration(3600 * needed)} on "
         f"{hardware} by estimate (`dalle-collab run check` knows more once peers train).",
         f"Expect {like}. What would help most: {helps}.",
     ]
-
-
-def counted_hours(hours: float) -> str:
-    """Return hours as minutes where they are few."""
-    return f"{60 * hours:.0f} minutes" if hours < 1 else f"{hours:.1f} hours"
 
 
 def _model(hidden: int, layers: int) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,6 +18,10 @@ from pipelines.command_line.run import report as run_report
 from pipelines.command_line.run import rollback as run_rollback
 from pipelines.command_line.run import settings as run_settings
 from pipelines.command_line.terminal.setting_options import Run, parse_settings, refuse_given
+
+if TYPE_CHECKING:
+    from pipelines.training.run.task import Processor
+    from pipelines.training.run.training_run import TrainingRun
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -84,59 +88,43 @@ def create(
     """
     if preset != "small":
         refuse_given(context, "it is for --preset small", "hours", "hardware")
-    import dataclasses
-    import tempfile
-
-    import torch
-
-    from pipelines.command_line.explaining.run_meaning import UNREADABLE, DatasetSample, explain_run
-    from pipelines.command_line.explaining.slow_links import settings_for_links
-    from pipelines.command_line.explaining.small_runs import fit_small_run
-    from pipelines.training.optimizers.choice import parameter_groups
-    from pipelines.training.repository.creation import create_run_repository
-    from pipelines.training.repository.organiser import found_organiser
-    from pipelines.training.run.setting_list import settings_without_effect
+    from pipelines.command_line.explaining.composed_run import compose_explained
     from pipelines.training.run.task import RunRequest
-    from pipelines.training.tasks.choice import compose_run, open_task
-    from pipelines.training.tasks.presets import preset_settings
 
     chosen = _read_settings(settings) | parse_settings(set_)
-    values = preset_settings(preset, task) | chosen
     request = RunRequest(
-        run_id=values.pop("run_id", repository.replace("/", "-").replace(".", "-")),
+        run_id=chosen.get("run_id", repository.replace("/", "-").replace(".", "-")),
         task=task,
         dataset=dataset,
         tokenizer=tokenizer,
-        settings=values,
+        settings=chosen,
         codec=codec,
         clip=clip,
     )
-    run, processor = compose_run(request)
-    told: list[str] = []
-    dataset_sample = None
-    if preset == "small":
-        try:
-            dataset_sample = DatasetSample.read(run, processor)
-        except UNREADABLE as error:
-            raise ValueError(f"{dataset} cannot be read, and --preset small needs its size: {error}") from error
-        fitted, told = fit_small_run(run, dataset_sample, chosen, hours, hardware)
-        fitted.pop("run_id", None)
-        request = dataclasses.replace(request, settings=fitted)
-        run, processor = compose_run(request)
-    num_parameters = open_task(run, repository).num_parameters()
-    if links is not None:
-        proposed = settings_for_links(run, num_parameters, links)
-        run = run.replace(**{name: value for name, value in proposed.items() if name not in chosen})
-    if run.stepping_optimizer == "muon" and not run.task_settings.get("start_from"):
-        with torch.device("meta"):  # nothing is allocated
-            parameter_groups(run, open_task(run, repository).new_model())
-    told += [*settings_without_effect(run, chosen), *explain_run(run, processor, num_parameters, dataset_sample)]
+    run, processor, told = compose_explained(request, preset, repository, hours=hours, hardware=hardware, links=links)
     for sentence in told:
         typer.echo(sentence)
     if dry_run:
         typer.echo("Nothing was created.")
         return
-    organiser = None if "organiser_key" in request.settings else found_organiser(repository, organiser_key)
+    _publish(repository, run, processor, license, organiser_key, makes_key="organiser_key" not in chosen)
+
+
+def _publish(
+    repository: str,
+    run: "TrainingRun",
+    processor: "Processor",
+    license: str | None,
+    key_file: Path | None,
+    *,
+    makes_key: bool,
+) -> None:
+    import tempfile
+
+    from pipelines.training.repository.creation import create_run_repository
+    from pipelines.training.repository.organiser import found_organiser
+
+    organiser = found_organiser(repository, key_file) if makes_key else None
     if organiser is not None:
         run = run.replace(organiser_key=organiser.key.public)
     with tempfile.TemporaryDirectory() as folder:
@@ -146,7 +134,7 @@ def create(
     typer.echo(f"  dalle-collab run assist {repository} --host /ip4/0.0.0.0/tcp/31337 --identity-file assist.key")
     if organiser is not None:
         organiser.copy.unlink(missing_ok=True)  # of an earlier run of this name
-        where = f" --organiser-key {organiser.key_file}" if organiser_key else ""
+        where = f" --organiser-key {organiser.key_file}" if key_file else ""
         typer.echo(
             f"The organiser's key, which alone names and revokes the run's publishers, is in {organiser.key_file} and "
             f"nowhere else. Back it up: dalle-collab run keys {repository}{where} --backup-key FILE"

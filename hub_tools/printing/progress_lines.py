@@ -1,0 +1,36 @@
+"""Progress in a file or a pipe, where a bar that moves would be a line for each of its steps."""
+
+import time
+from typing import Any
+
+from rich.progress import BarColumn, Progress, ProgressColumn, TaskID
+
+SECONDS_BETWEEN_LINES = 10.0
+
+
+class ProgressInLines(Progress):
+    """Prints a line of a task when it is updated, now and then; the columns without the bar.
+
+    Work that is quicker prints what it came to, or nothing if it is `transient`.
+    """
+
+    def __init__(self, *columns: ProgressColumn, **how: Any) -> None:
+        shown = [column for column in columns if not isinstance(column, BarColumn)]
+        super().__init__(*shown, auto_refresh=False, **how)
+        self._last_line = time.monotonic()
+
+    def update(self, task_id: TaskID, **changes: Any) -> None:
+        """See `Progress.update`."""
+        super().update(task_id, **changes)
+        self._print_when_due(task_id)
+
+    def advance(self, task_id: TaskID, advance: float = 1) -> None:
+        """See `Progress.advance`."""
+        super().advance(task_id, advance)
+        self._print_when_due(task_id)
+
+    def _print_when_due(self, task_id: TaskID) -> None:
+        now = time.monotonic()
+        if now - self._last_line >= SECONDS_BETWEEN_LINES:
+            self._last_line = now
+            self.console.print(self.make_tasks_table([self._tasks[task_id]]))
