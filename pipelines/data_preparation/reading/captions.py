@@ -29,8 +29,8 @@ INVISIBLE = re.compile(
 )
 BLANKS = re.compile("[\\s\u115f\u1160\u2800\u3164\uffa0]+")  # fillers of Hangul and Braille look like spaces
 
-COUNTERS = re.compile(r"(?:[\s(\[]+[0-9]+(?:x[0-9]+)?[)\]]*)+$")
-"""What numbers the pictures of one thing, or says their size: `robin 02`, `robin (3)`, `robin 64x64`."""
+COUNTERS = re.compile(r"(?:(?:[\s(\[]+|(?<=[^\W\d_]{3}))[0-9]+(?:x[0-9]+)?[)\]]*)+$")
+"""What numbers the pictures of one thing, or says their size: `robin 02`, `robin (3)`, `robin 64x64`, `robin12`."""
 HUMP = re.compile(r"(?<=[a-z])(?=[A-Z][a-z])")
 
 PLACEHOLDERS = frozenset(
