@@ -64,7 +64,7 @@ class MakesPrintable(Highlighter):
 
 
 def open_progress(*columns: "ProgressColumn", console: Console | None = None, transient: bool = False) -> "Progress":
-    """Return progress bars in whose columns of text brackets are no markup; on the standard output by default.
+    """Return progress bars in whose columns of text brackets are no markup; on stderr by default.
 
     A file or a pipe gets a line now and then instead.
     """
@@ -76,7 +76,7 @@ def open_progress(*columns: "ProgressColumn", console: Console | None = None, tr
     for column in columns:
         if type(column) is TextColumn:
             column.markup, column.highlighter = False, MakesPrintable()
-    console = console or open_console()
+    console = console or open_console(stderr=True)
     return (Progress if console.is_terminal else ProgressInLines)(*columns, console=console, transient=transient)
 
 
