@@ -256,7 +256,7 @@ def read_pictures(
             if num_seen == max_pictures:
                 break
     if skipped:
-        reasons = ", ".join(f"{number:,} {reason.replace('_', ' ')}" for reason, number in skipped.most_common())
+        reasons = ", ".join(f"{reason.replace('_', ' ')} ({number:,})" for reason, number in skipped.most_common())
         typer.echo(f"Skipped {counted(skipped.total(), 'picture')}: {reasons}.", err=True)
     if not pictures:
         raise ValueError(f"{', '.join(map(str, paths))} has no readable pictures. Point to JPEG, PNG or WebP pictures.")
