@@ -12,7 +12,7 @@ PYTHONS := $(or $(PYTHON),python3.11 python3.12 python3.13 python3)
 # Test files run in parallel; a file's shared fixtures are made once. Processes wait for each other a third of the time.
 AT_ONCE := --dist loadfile --no-loadscope-reorder --durations=10 --numprocesses
 # On a loaded machine a peer or a browser may miss a clock: such a test is run once more, and the report names it.
-AGAIN := --reruns 1 -rR
+AGAIN := --reruns 2 -rR
 # Reads pip's report of what it would install, and prints the pins that constraints.txt holds.
 PINS := import json, sys; found = [item["metadata"] for item in json.load(sys.stdin)["install"]]; \
 	pins = [x["name"] + "==" + x["version"] for x in found if x["name"] not in ("dalle-collab", "setuptools")]; \
@@ -35,7 +35,7 @@ test: $(STAMP)  ## Run all tests, the quick ones first
 	@$(MAKE) --no-print-directory --keep-going --jobs=1 test-quick test-processes
 
 test-quick: $(STAMP)
-	$(VENV)/bin/python -m pytest -m "not slow" $(AT_ONCE) 2
+	$(VENV)/bin/python -m pytest -m "not slow" $(AT_ONCE) 2 $(AGAIN)
 
 # The swarms first; slow tests fill the gaps at the end.
 test-processes: $(STAMP)
