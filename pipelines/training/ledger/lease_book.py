@@ -6,12 +6,17 @@ A span is read, and then in a gradient, of which `RoundBook` knows; if that is l
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+import torch
+
 from pipelines.swarm.records import MOST_GRADIENT_SPANS, MOST_GRADIENTS, MOST_SPANS_REPORTED
+from pipelines.training.gradients.epoch_listener import EpochListener
 from pipelines.training.ledger.batch_gradients import BatchGradient, newest_signed
+from pipelines.training.ledger.gradient_sketch import GradientSketcher
 from pipelines.training.ledger.round_book import RoundBook
 from pipelines.training.run.block_order import BlockOrder
 from pipelines.training.run.span_source import WholeDataset
 from pipelines.training.run.spans import Block, Intervals, Span, by_block, merged_spans
+from pipelines.training.run.task import NamedBatch
 
 SECONDS_BETWEEN_LOOKS = 0.2
 MOST_IN_HAND = 2
@@ -21,7 +26,7 @@ SECONDS_BETWEEN_LEASES = 2.0
 """How long a peer that has read its lease waits for more."""
 
 
-class LeaseBook:
+class LeaseBook(EpochListener):
     """What a peer may train on, is training on, and has trained on. Used by several threads.
 
     A peer that has trained on its whole lease goes on through an order of its own after a moment, until it hears of a
@@ -30,9 +35,19 @@ class LeaseBook:
     """
 
     def __init__(
-        self, own_order: BlockOrder, clock: Callable[[], float], patience_seconds: float, *, waits_first: bool = True
+        self,
+        own_order: BlockOrder,
+        clock: Callable[[], float],
+        patience_seconds: float,
+        *,
+        waits_first: bool = True,
+        sketcher: GradientSketcher | None = None,
     ) -> None:
-        """`waits_first`: whether there may be a lease at all; otherwise the own order is all there is."""
+        """`waits_first`: whether there may be a lease at all; otherwise the own order is all there is.
+
+        `sketcher` makes what is signed of a gradient; None: nobody could compute it again.
+        """
+        self._sketcher = sketcher
         self._own, self._clock = WholeDataset(own_order), clock
         self._busy_at = clock()
         """When this peer last got something of its lease, or computed a gradient."""
@@ -110,8 +125,17 @@ class LeaseBook:
         with self._changed:
             return sum(span.num_records for span in self._free())
 
+    def gradient_counted(
+        self, batch: NamedBatch, gradients: Sequence[torch.Tensor | None], num_samples: int, epoch: int
+    ) -> None:
+        """See `EpochListener`, as for all that follows."""
+        sketch = None
+        if self._sketcher is not None and batch.can_be_read_again:
+            sketch = self._sketcher.sketch(gradients, num_samples)
+        self.gather(BatchGradient(model_epoch=epoch, spans=batch.spans, counts=batch.counts, sketch=sketch))
+
     def gather(self, batch: BatchGradient) -> None:
-        """See `RoundBook`, as for all that follows."""
+        """Note the gradient of a batch, which counts."""
         with self._changed:
             self._rounds.gather(batch)
             self._busy_at = self._clock()
@@ -124,27 +148,31 @@ class LeaseBook:
                 self._let_go(span)
             self._changed.notify_all()
 
-    def begin_round(self) -> None:
+    def gradient_dropped(self, batch: NamedBatch) -> None:
+        """Its records are read again."""
+        self.drop(batch.spans)
+
+    def round_began(self) -> None:
         """The gathered gradients go into a round."""
         with self._changed:
             self._rounds.begin_round()
 
-    def take_back(self) -> None:
+    def gradients_kept(self) -> None:
         """Nobody has averaged the gradients of the round."""
         with self._changed:
             self._rounds.take_back()
 
-    def lose_round(self) -> None:
+    def round_lost(self) -> None:
         """The gradients of the round are lost: their records are read again."""
         with self._changed:
             self.drop(span for batch in self._rounds.lose_round() for span in batch.spans)
 
-    def drop_gathered(self) -> None:
+    def gradients_lost(self) -> None:
         """All gradients are lost: their records are read again."""
         with self._changed:
             self.drop(span for batch in self._rounds.lose_all() for span in batch.spans)
 
-    def average(self, epoch: int) -> None:
+    def round_averaged(self, epoch: int) -> None:
         """A round has averaged its gradients; `epoch` is that of the state after its step."""
         with self._changed:
             self.drop(span for batch in self._rounds.average(epoch) for span in batch.spans)
@@ -170,28 +198,3 @@ class LeaseBook:
             held.remove(span.interval)
             if not held:
                 del self._in_hand[span.block]
-
-
-class NoLease:
-    """Stands for a lease where the data of a gradient has no names."""
-
-    def gather(self, batch: BatchGradient) -> None:
-        """See `LeaseBook`."""
-
-    def begin_round(self) -> None:
-        """See `LeaseBook`."""
-
-    def take_back(self) -> None:
-        """See `LeaseBook`."""
-
-    def average(self, epoch: int) -> None:
-        """See `LeaseBook`."""
-
-    def lose_round(self) -> None:
-        """See `LeaseBook`."""
-
-    def drop(self, spans: Iterable[Span]) -> None:
-        """See `LeaseBook`."""
-
-    def drop_gathered(self) -> None:
-        """See `LeaseBook`."""

@@ -22,6 +22,7 @@ from pipelines.swarm.forks import set_aside_what_exists
 from pipelines.swarm.network_options import NetworkOptions
 from pipelines.swarm.node import open_dht
 from pipelines.torch_devices import num_cores, torch_device, wanted_threads
+from pipelines.training.ledger.gradient_sketch import GradientSketcher
 from pipelines.training.ledger.lease_book import LeaseBook
 from pipelines.training.peer.generation_watch import GenerationWatch, watching_generation
 from pipelines.training.peer.pausing import stop_on_signals
@@ -294,7 +295,9 @@ def open_lease(task: TrainingTask, seed: int, anchor_keys: AnchorKeys) -> LeaseB
     if order is None:
         return None
     patience = max(LEAST_PATIENCE_SECONDS, 2 * task.run.progress_expiration_seconds)
-    return LeaseBook(order, time.monotonic, patience, waits_first=bool(anchor_keys()))
+    # With local steps every peer has parameters of its own, which nobody else knows.
+    sketcher = GradientSketcher(task.run.run_id) if task.run.local_steps == 1 else None
+    return LeaseBook(order, time.monotonic, patience, waits_first=bool(anchor_keys()), sketcher=sketcher)
 
 
 @contextlib.contextmanager

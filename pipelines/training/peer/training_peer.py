@@ -116,7 +116,7 @@ class TrainingPeer:
             bandwidth_limit_mbit=self.network.bandwidth_limit_mbit,
             gradient_averager_type=self._gradient_averager_type,
             anchor_keys=self._anchor_keys,
-            lease=self._lease,
+            listeners=() if self._lease is None else (self._lease,),
             children=self._dht.children,
             verbose=logger.isEnabledFor(logging.DEBUG),
         )

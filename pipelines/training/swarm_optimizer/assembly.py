@@ -1,7 +1,7 @@
 """Builds the parts of a run's optimizer and connects them. hivemind forks here: the order matters."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,8 +13,7 @@ from pipelines.swarm.records import SwarmRecords
 from pipelines.training.averaging.averager import RobustAverager
 from pipelines.training.averaging.group.time_limits import RoundTimes
 from pipelines.training.averaging.wire.codec import averaging_compression, check_codec
-from pipelines.training.ledger.gradient_sketch import GradientSketcher
-from pipelines.training.ledger.lease_book import LeaseBook, NoLease
+from pipelines.training.gradients.epoch_listener import EpochListener
 from pipelines.training.optimizers.choice import OptimizerParts, gradient_momentum, optimizer_parts
 from pipelines.training.run.training_run import TrainingRun
 from pipelines.training.state.anchors import AnchorKeys, AnchorWatch
@@ -55,7 +54,7 @@ def make_optimizer(
     gradient_averager_type: Callable[..., SwarmGradientAverager] | None = None,
     anchor_keys: AnchorKeys = tuple,
     own_anchor_key: str | None = None,
-    lease: LeaseBook | NoLease | None = None,
+    listeners: Sequence[EpochListener] = (),
     listens: bool = False,
     may_help: bool = False,
     children: ChildWatch | None = None,
@@ -117,9 +116,7 @@ def make_optimizer(
         round_times=_round_times(run),
         acquaintances=acquaintances,
         anchors=anchors,
-        lease=lease or NoLease(),
-        # With local steps every peer has parameters of its own, which nobody else knows.
-        sketcher=GradientSketcher(run.run_id) if lease and run.local_steps == 1 else None,
+        listeners=listeners,
         listens=listens,
     )
     return SwarmOptimizer(parts, new_tracker, children)

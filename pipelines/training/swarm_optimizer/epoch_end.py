@@ -8,7 +8,8 @@ are gathered.
 import asyncio
 import concurrent.futures
 import logging
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from hivemind.averaging.control import StepControl
@@ -16,8 +17,7 @@ from hivemind.utils import get_dht_time
 
 from pipelines.swarm.records import SwarmRecords
 from pipelines.training.averaging.group.time_limits import RoundTimes
-from pipelines.training.ledger.gradient_sketch import GradientSketcher
-from pipelines.training.ledger.lease_book import LeaseBook, NoLease
+from pipelines.training.gradients.epoch_listener import EpochListener
 from pipelines.training.run.training_run import TrainingRun
 from pipelines.training.state.anchors import AnchorWatch
 from pipelines.training.state.averager import SwarmStateAverager
@@ -56,12 +56,7 @@ class EpochParts:
     round_times: RoundTimes
     acquaintances: Acquaintances
     anchors: AnchorWatch
-    lease: LeaseBook | NoLease = field(default_factory=NoLease)
-    """Which records the gradients hold."""
-
-    sketcher: GradientSketcher | None = None
-    """Makes what is signed of a gradient; None: nobody could compute it again."""
-
+    listeners: Sequence[EpochListener] = ()
     listens: bool = False
     """Whether this peer takes part without a gradient of its own, as anchors do."""
 
@@ -104,10 +99,12 @@ def end_epoch(parts: EpochParts) -> None:
         if run.delay_optimizer_step:
             state.step(wait_for_delayed_updates=True)
         parts.gathering.finish(parts.epoch)
-        parts.lease.begin_round()
+        for listener in parts.listeners:
+            listener.round_began()
         has_average = None
         if is_alone(parts):
-            parts.lease.average(parts.epoch + 1)
+            for listener in parts.listeners:
+                listener.round_averaged(parts.epoch + 1)
             parts.gradients.load_accumulators_into_averager_()  # this peer's own gradient
         elif (control := begin_round(parts)) is not None and run.delay_gradient_averaging:
             has_average = partial(finish_round, parts, control)
@@ -138,7 +135,8 @@ def look_for_group(parts: EpochParts) -> None:
 def end_without_step(parts: EpochParts) -> None:
     """End an epoch whose round failed: the state stays as it is, and what was gathered counts in the next epoch."""
     parts.state.set_epoch(parts.epoch + 1)
-    parts.lease.take_back()
+    for listener in parts.listeners:
+        listener.gradients_kept()
     parts.tracker.go_on(parts.epoch, parts.gathering.take_back())
 
 
@@ -202,11 +200,13 @@ def finish_round(parts: EpochParts, control: StepControl) -> bool:
     parts.num_incomplete_rounds += is_incomplete(before, parts.gradients.last_round)
     if has_average:
         parts.num_failures_in_a_row = 0
-        parts.lease.average(epoch)
+        for listener in parts.listeners:
+            listener.round_averaged(epoch)
     else:
         note_failure(parts)
         if parts.run.delay_gradient_averaging:  # the next epoch's gradients have taken their place
-            parts.lease.lose_round()
+            for listener in parts.listeners:
+                listener.round_lost()
             parts.gathering.lose_round()
     return has_average
 

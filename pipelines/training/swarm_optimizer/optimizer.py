@@ -9,8 +9,6 @@ import torch
 from pipelines.child_watch import ChildWatch
 from pipelines.training.averaging.figures import AveragingRound
 from pipelines.training.gradients.computation import gradients_are_finite
-from pipelines.training.ledger.batch_gradients import BatchGradient
-from pipelines.training.ledger.gradient_sketch import Sketch
 from pipelines.training.run.task import NamedBatch
 from pipelines.training.state.transfer import ShowProgress
 from pipelines.training.swarm_optimizer.epoch_end import EpochParts, end_epoch, leave, look_for_group
@@ -151,23 +149,20 @@ class SwarmOptimizer:
             self.load_state_from_peers()
             self.drop(batch)
             return
-        sketch = self._sketch(batch_size) if batch is not None and batch.can_be_read_again else None
-        if not self._gather(batch_size):
+        gradients = [parameter.grad for parameter in self.grad_averager.parameters]
+        if not gradients_are_finite(gradient for gradient in gradients if gradient is not None):
+            self.num_refused_gradients += 1
+            logger.warning("A local gradient was not finite and was dropped (%d so far).", self.num_refused_gradients)
             self.drop(batch)
             return
         if batch is not None:
-            self._parts.lease.gather(
-                BatchGradient(model_epoch=model_epoch, spans=batch.spans, counts=batch.counts, sketch=sketch)
-            )
+            for listener in self._parts.listeners:
+                listener.gradient_counted(batch, gradients, batch_size, model_epoch)
+        self.tracker.report_local_progress(self.local_epoch, self._parts.gathering.add(batch_size, self.local_epoch))
+        self.last_gradient_was_used = True
         look_for_group(self._parts)
         if self.tracker.ready_to_update_epoch:
             self._end_epoch()
-
-    def _sketch(self, batch_size: int) -> Sketch | None:
-        """What is signed of the model's gradient, weighted by its samples."""
-        sketcher = self._parts.sketcher
-        gradients = [parameter.grad for parameter in self.grad_averager.parameters]
-        return sketcher.sketch(gradients, batch_size) if sketcher is not None else None
 
     @property
     def is_awaited(self) -> bool:
@@ -177,7 +172,8 @@ class SwarmOptimizer:
     def drop(self, batch: NamedBatch | None) -> None:
         """Note that a batch's records are in no gradient: they are read again."""
         if batch is not None:
-            self._parts.lease.drop(batch.spans)
+            for listener in self._parts.listeners:
+                listener.gradient_dropped(batch)
 
     def listen(self) -> None:
         """Take part in the swarm's rounds without gradients of one's own; call it often.
@@ -212,16 +208,6 @@ class SwarmOptimizer:
             has_missed_round=self._parts.has_missed_round,
             outvoted=self.state_transfer.is_outvoted,
         )
-
-    def _gather(self, batch_size: int) -> bool:
-        """Add the local gradient, unless a value is not finite: then it is dropped and counted, the rest is kept."""
-        if not gradients_are_finite(p.grad for p in self.grad_averager.parameters if p.grad is not None):
-            self.num_refused_gradients += 1
-            logger.warning("A local gradient was not finite and was dropped (%d so far).", self.num_refused_gradients)
-            return False
-        self.tracker.report_local_progress(self.local_epoch, self._parts.gathering.add(batch_size, self.local_epoch))
-        self.last_gradient_was_used = True
-        return True
 
     def _end_epoch(self) -> None:
         try:
@@ -334,10 +320,11 @@ class SwarmOptimizer:
     def begin_epoch(self, *, keep_gradient: bool = False) -> None:
         """Discard gathered gradients and report the local epoch; after any change of the state from outside."""
         num_samples = self._parts.gathering.restart(keep_gradient=keep_gradient)
-        if num_samples:
-            self._parts.lease.take_back()
-        else:
-            self._parts.lease.drop_gathered()
+        for listener in self._parts.listeners:
+            if num_samples:
+                listener.gradients_kept()
+            else:
+                listener.gradients_lost()
         self.tracker.report_local_progress(local_epoch=self.local_epoch, samples_accumulated=num_samples)
 
     def shutdown(self) -> None:

@@ -48,12 +48,12 @@ def test_what_a_round_has_averaged_is_reported_until_it_is_booked(book):
     book.gather(batch(Span(0, 1, 0, 0, 4)))
     book.gather(batch(Span(0, 1, 0, 4, 6)))
     assert book.report() == {}
-    book.begin_round()
+    book.round_began()
     book.gather(batch(Span(0, 1, 0, 6, 8)))
-    book.average(5)
+    book.round_averaged(5)
     assert book.report() == {5: [Span(0, 1, 0, 0, 6)]}, "neighbours are one span"
-    book.begin_round()
-    book.average(6)
+    book.round_began()
+    book.round_averaged(6)
     assert book.report() == {5: [Span(0, 1, 0, 0, 6)], 6: [Span(0, 1, 0, 6, 8)]}
     assert read_all(book) == [], "it is not read again while it is on the lease still"
     book.renew([Span(0, 1, 0, 6, 10), LEASE[1]], 5)
@@ -64,15 +64,15 @@ def test_a_round_that_failed_goes_into_the_next_one(book):
     book.renew(LEASE, -1)
     read_all(book)
     book.gather(batch(Span(0, 1, 0, 0, 4)))
-    book.begin_round()
-    book.take_back()
+    book.round_began()
+    book.gradients_kept()
     book.gather(batch(Span(0, 1, 0, 4, 5)))
-    book.begin_round()
-    book.average(2)
+    book.round_began()
+    book.round_averaged(2)
     assert book.report() == {2: [Span(0, 1, 0, 0, 5)]}
 
 
-@pytest.mark.parametrize("loss", ["drop", "drop_gathered", "lose_round"])
+@pytest.mark.parametrize("loss", ["drop", "gradients_lost", "round_lost"])
 def test_what_was_lost_is_read_again(book, loss):
     book.renew(LEASE, -1)
     read_all(book)
@@ -81,14 +81,14 @@ def test_what_was_lost_is_read_again(book, loss):
         book.drop([lost])
     else:
         book.gather(batch(lost))
-        book.begin_round()
-        if loss == "lose_round":
+        book.round_began()
+        if loss == "round_lost":
             book.gather(batch(Span(0, 2, 1, 4, 8)))
         getattr(book, loss)()
     assert read_all(book) == [lost]
-    if loss == "lose_round":  # what was gathered since then is not
-        book.begin_round()
-        book.average(1)
+    if loss == "round_lost":  # what was gathered since then is not
+        book.round_began()
+        book.round_averaged(1)
         assert book.report() == {1: [Span(0, 2, 1, 4, 8)]}
 
 
@@ -142,8 +142,8 @@ def test_a_report_fits_a_record_and_has_the_newest(book):
     for epoch in range(100):
         starts = range(200 * epoch, 200 * epoch + 200, 20)
         book.gather(batch(*(Span(0, 1, 0, start, start + 10) for start in starts)))
-        book.begin_round()
-        book.average(epoch)
+        book.round_began()
+        book.round_averaged(epoch)
     report = book.report()
     assert max(report) == 99 and len(report) <= MOST_EPOCHS_REPORTED
     assert sum(map(len, report.values())) <= MOST_SPANS_REPORTED
