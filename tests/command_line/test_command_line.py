@@ -32,8 +32,8 @@ def name_of(value: object) -> str | None:
     return " ".join(value) if isinstance(value, tuple) else ""
 
 
-def invoke(words: tuple[str, ...], *arguments: str):
-    return CliRunner(env={"COLUMNS": "120"}).invoke(APPS[words[0]], [*words[1:], *arguments])
+def invoke(words: tuple[str, ...], *arguments: str, columns: int = 120):
+    return CliRunner(env={"COLUMNS": str(columns)}).invoke(APPS[words[0]], [*words[1:], *arguments])
 
 
 def run(*words: str, **variables: str) -> subprocess.CompletedProcess:
@@ -56,6 +56,13 @@ def test_a_command_explains_itself_with_examples_that_start_with_its_name(words,
 def test_every_argument_and_option_is_explained(words, command):
     unexplained = [parameter.name for parameter in command.params if not getattr(parameter, "help", None)]
     assert unexplained == []
+
+
+@pytest.mark.parametrize(("words", "command"), LEAVES, ids=name_of)
+def test_no_option_is_cut_short_in_the_usual_terminal(words, command):
+    shown = invoke(words, "--help", columns=80).output
+    names = [name for parameter in command.params for name in parameter.opts if name.startswith("--")]
+    assert [name for name in names if name not in shown] == []
 
 
 @pytest.mark.parametrize(("words", "command"), GROUPS, ids=name_of)

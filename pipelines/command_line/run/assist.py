@@ -41,9 +41,9 @@ def assist(
     evaluation_threads: Annotated[int, typer.Option(help="Threads of the CPU that it may use.")] = 1,
     evaluation_device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     evaluation_hours: Annotated[float, typer.Option(help="An evaluation that takes longer is given up.")] = 6.0,
-    help_averaging: Annotated[
-        bool, typer.Option(help="Reduce gradients for the others when this link makes their rounds shorter.")
-    ] = True,
+    no_help_averaging: Annotated[
+        bool, typer.Option("--no-help-averaging", help="Reduce nothing for others, though it would shorten rounds.")
+    ] = False,
     stay: Annotated[
         bool, typer.Option("--stay", help="Remain the swarm's entry after the last epoch: for serving and drawing.")
     ] = False,
@@ -109,7 +109,7 @@ def assist(
         max_spool_gigabytes=spool_gigabytes,
         trackers=tuple(tracker or ()),
         evaluation=evaluation,
-        helps_averaging=help_averaging,
+        helps_averaging=not no_help_averaging,
     )
     audits = _audit_options(context, audit_prompts, 60.0 * audit_minutes, stays=stay)
     run_auxiliary_peer(repository, network, options, events=EventFile(events), stays=stay, audits=audits)

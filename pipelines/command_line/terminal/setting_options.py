@@ -100,16 +100,14 @@ TrainingRecords = Annotated[int, typer.Option(min=0, help="Training pictures amo
 TokenClassification = Annotated[
     list[str] | None,
     typer.Option(
-        metavar="REPO[:CONFIG]",
+        metavar="REPO",
         help="Fine-tune to find entities in this dataset's words, and measure it.",
         **CLASSIFICATION,
     ),
 ]
 SentenceClassification = Annotated[
     list[str] | None,
-    typer.Option(
-        metavar="REPO[:CONFIG]", help="Fine-tune to sort this dataset's texts into classes.", **CLASSIFICATION
-    ),
+    typer.Option(metavar="REPO", help="Fine-tune to sort this dataset's texts into classes.", **CLASSIFICATION),
 ]
 LearningRates = Annotated[
     list[float] | None,
