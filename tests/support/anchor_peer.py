@@ -74,6 +74,9 @@ def main(settings: dict) -> None:
         optimizer.share_state()
         write_event(events, event="ready", addresses=visible_addresses(dht), epoch=state.state_epoch, key=key.public)
         while not stop.wait(0.1):
+            if "pause_file" in settings and Path(settings["pause_file"]).exists():
+                optimizer._parts.has_missed_round = True  # as after a round for which it has found no group
+                continue
             anchor.keep_up()
             if state.state_epoch >= settings.get("checkpoint_epoch", 10**9) and not checkpoint.exists():
                 held = RunState(run_id=run.run_id, epoch=state.state_epoch, loss=1.0, package_version="0")

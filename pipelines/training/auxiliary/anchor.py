@@ -136,7 +136,15 @@ class Anchor:
             self._among_strangers_since = None
             return False
         self._among_strangers_since = self._among_strangers_since or time.monotonic()
-        return time.monotonic() > self._among_strangers_since + SECONDS_TO_RETURN
+        if self._returns or time.monotonic() <= self._among_strangers_since + SECONDS_TO_RETURN:
+            return False
+        logger.warning(
+            "The run has gone on to epoch %d without this anchor, which knows nobody in it: it returns to epoch %d. If "
+            "this happens again, the epochs are too short for the machine of this auxiliary peer.",
+            max(seen.epochs.values()),
+            self._held_epoch,
+        )
+        return True
 
     @property
     def _held_epoch(self) -> int:
@@ -146,6 +154,8 @@ class Anchor:
         """Continue from a later state of those who can be believed, of epoch `newest`, unless it is worse."""
         averager, epoch = self._optimizer.state_averager, self._held_epoch
         if self._returns or (newest <= epoch and not self._optimizer.state_transfer.is_outvoted):
+            # The others come back to it, or have failed as well, or have left: who comes next trains with it.
+            self._optimizer.look_for_rounds_again()
             return
         is_tested = needs_a_test(newest - epoch, has_averaged=self._has_averaged)
         kept = {name: tensor.clone() for name, tensor in averager.named_state().items()} if is_tested else None

@@ -335,7 +335,13 @@ class StateTransfer:
         is_clear = verdict is not None and verdict.is_clear and verdict.digest != own.digest
         # An anchor yields to most of those it has just averaged with, who took another round for the one that counts.
         self.is_judged, self.is_outvoted = True, differs and (is_clear or not self._anchors.is_anchor)
-        if self.is_outvoted:
+        if self.is_outvoted and seen.present is not None and seen.present.epoch < own.epoch:
+            logger.warning(
+                "The run's anchor returns to epoch %d from epoch %d: what was trained in between is trained again.",
+                seen.present.epoch,
+                own.epoch,
+            )
+        elif self.is_outvoted:
             logger.warning("The others have another training state of epoch %d; it is downloaded.", own.epoch)
         self.num_misfits = self.num_misfits + 1 if self.is_outvoted and is_clear else 0
 

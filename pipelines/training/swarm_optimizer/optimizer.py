@@ -192,6 +192,12 @@ class SwarmOptimizer:
                 logger.info("%s", error)
                 self._parts.scheduled = None
 
+    def look_for_rounds_again(self) -> None:
+        """Take part again after a missed round: nobody whom this peer believes has a later state than its own."""
+        if self._parts.has_missed_round:
+            self._parts.has_missed_round = False
+            self.begin_epoch()
+
     def _note_progress(self) -> None:
         newest = self.grad_averager.last_round
         self._parts.round_times.note(newest.num_rounds, newest.seconds)

@@ -48,6 +48,27 @@ def test_an_anchor_signs_what_it_computes_and_newcomers_take_that_also_after_it_
         )
 
 
+@pytest.mark.timeout(400)
+def test_an_anchor_that_missed_the_first_rounds_has_the_run_return_and_is_in_those_that_follow(tmp_path):
+    run = tiny_run(num_epochs=10_000, target_batch_size=120, matchmaking_seconds=3.0)
+    key_file, pause_file = tmp_path / "key.pem", tmp_path / "pause"
+    keys = [PublisherKey.load_or_create(key_file).public]
+    how = dict(key_file=str(key_file), checkpoint=str(tmp_path / "checkpoint"), pause_file=str(pause_file))
+    with Swarm(tmp_path, run, num_peers=2, anchor_keys=keys) as swarm:
+        anchor = swarm.start("anchor", "anchor_peer.py", **how)
+        wait_until_signed(anchor, 0)
+        pause_file.touch()
+        trainers = [swarm.start(name) for name in ("first", "second")]
+        trainers[0].wait_for("step", epoch=3)
+        pause_file.unlink()
+        anchor.wait_for("signed", epoch=0, returns=True)
+        wait_until_signed(anchor, 2)
+        assert not anchor.events("signed")[-1]["returns"], "they train on with it"
+        assert "returns to epoch 0" in anchor.log()
+        named = "\n".join(trainer.log() for trainer in trainers)
+    assert "anchor returns to epoch 0 from epoch" in named, "volunteers hear what becomes of their work"
+
+
 def wait_until_signed(anchor, epoch):
     """Wait until an anchor has signed a state of this epoch or a later one."""
     while True:
