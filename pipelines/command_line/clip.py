@@ -149,6 +149,7 @@ def captioned_pictures(
     from pipelines.data_preparation.sources.finding import find_sources
     from pipelines.data_preparation.sources.sample import SourceDamage
 
+    by_name = "; if they are in names: --caption-from name, folder or path" if policy else ""
     policy = policy or FilterPolicy()
     num_yielded = 0
     for source in find_sources(paths, policy.reading):
@@ -165,6 +166,12 @@ def captioned_pictures(
                 continue
             num_yielded += 1
             yield sample.caption, decoded[0]
+    if not num_yielded:
+        reasons = ", ".join(f"{reason.replace('_', ' ')}: {number:,}" for reason, number in dropped.most_common())
+        raise ValueError(
+            f"No picture in {', '.join(map(str, paths))} can be used{f' ({reasons})' if reasons else ''}. Captions are "
+            f"texts beside the pictures or in a table{by_name}."
+        )
 
 
 def _read_picture(path: Path) -> "torch.Tensor":

@@ -1,6 +1,7 @@
 """`dalle-collab start`: from a folder of pictures to a run that others can join, with one command."""
 
 import hashlib
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -171,11 +172,15 @@ def check_captions(pictures: Path, captions: dict[str, str]) -> None:
 def captions_to_draw(captions: Sequence[str] | Any, number: int) -> list[str]:
     """Return some of the captions, each once and always the same: those of most pictures, as a model learns them first.
 
-    Of captions that as many pictures have the choice is by their digests.
+    They begin with as many different words as possible; otherwise they would often be of one thing. Of captions that
+    as many pictures have the choice is by their digests.
     """
-    counted = Counter(captions)
-    ordered = sorted(counted, key=lambda text: (-counted[text], hashlib.sha256(text.encode()).digest()))
-    return ordered[:number]
+    counted, chosen = Counter(captions), Counter[str]()
+    rank: dict[str, int] = {}
+    for text in sorted(counted, key=lambda text: (-counted[text], hashlib.sha256(text.encode()).digest())):
+        begin = next(iter(re.findall(r"\w+", text)), "").lower()
+        rank[text], chosen[begin] = chosen[begin], chosen[begin] + 1
+    return sorted(rank, key=lambda text: rank[text])[:number]
 
 
 def mean_bytes(pictures: Path, reading: ReadingOptions) -> float:

@@ -26,6 +26,7 @@ from pipelines.training.run.training_run import TrainingRun
 from pipelines.training.state.checkpoint_tensors import load_training_state
 
 SPLITS = ("train", "validation", "test")
+MOST_SHARDS_READ = 8
 
 
 def run_checklist(
@@ -88,12 +89,13 @@ def dataset_files(run: TrainingRun) -> list[str]:
 
 
 def count_records(files: list[str]) -> int:
-    """Return the number of training records: the first and the last shard are read, those between are assumed full."""
+    """Return the number of training records; of many shards those between the first and the last are assumed full."""
     shards = [file for file in files if not any(split in Path(file).name for split in SPLITS[1:])]
     if not shards:
         return 0
-    first, last = _num_rows(shards[0]), _num_rows(shards[-1])
-    return first * (len(shards) - 1) + last if len(shards) > 1 else first
+    if len(shards) <= MOST_SHARDS_READ:
+        return sum(map(_num_rows, shards))
+    return _num_rows(shards[0]) * (len(shards) - 1) + _num_rows(shards[-1])
 
 
 def _num_rows(file: str) -> int:

@@ -67,6 +67,12 @@ def test_the_clip_sees_pictures_as_the_codec_does_and_what_the_dataset_leaves_ou
     assert np.array_equal(picture, seen) and (picture[0] == 255).all() and picture[16, 16].tolist() == [200, 0, 0]
 
 
+def test_a_folder_whose_captions_are_in_names_is_told_how_they_are_read(tmp_path):
+    Image.new("RGB", (20, 20)).save(tmp_path / "red-robin.png")
+    with pytest.raises(ValueError, match=r"missing caption: 1\)\. Captions are texts .* in names: --caption-from name"):
+        list(captioned_pictures([tmp_path], Counter(), 32, FilterPolicy()))
+
+
 @pytest.mark.slow
 def test_train_reports_what_was_learnt_and_what_was_left_out(trained):
     output, result = trained

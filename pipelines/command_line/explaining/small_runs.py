@@ -138,6 +138,7 @@ def fit_small_run(
         f"A model {values['hidden_size']} wide with {values['num_hidden_layers']} layers, {duration(3600 * needed)} on "
         f"{hardware} by estimate (`dalle-collab run check` knows more once peers train).",
         f"Expect {like}. What would help most: {helps}.",
+        f"About {values['held_out_share'] * dataset.num_records:.0f} of {dataset.num_records:,} records are held out.",
     ]
 
 

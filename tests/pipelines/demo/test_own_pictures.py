@@ -76,6 +76,7 @@ def test_captions_to_draw_are_those_of_most_pictures_each_once_and_always_the_sa
     captions = read_captions(tmp_path / "pictures", NAMES)
     assert len(captions) == 5
     assert captions_to_draw(captions.values(), 2) == ["red robin", "blue tit"]
+    assert captions_to_draw(["red kite"] * 3 + ["red robin", "red tit", "blue tit"], 3)[:2] == ["red kite", "blue tit"]
     many = [f"bird {number}" for number in range(40)]
     assert captions_to_draw(many, 12) == captions_to_draw(many[::-1], 12)
 
