@@ -112,10 +112,15 @@ class Acquaintances:
 
         They are those of earlier rounds. The others do not count this peer either before its first round with them.
         While none of them is there, everybody counts, at first: a run begins, or all have come back. Afterwards this
-        peer trains alone, whatever others claim, unless it only `listens`.
+        peer trains alone, whatever others claim, unless it only `listens`: then they are also those who had the state
+        that it last took over.
         """
         vouched, others = self._vouched or frozenset(), set(present) - {self._own_peer}
         known = others & self._recent | {peer for peer in others if sender_name(peer) in vouched}
+        if listens and known:
+            # It may have missed the round in which they met the others, and would be late for all that follow. Too
+            # early does no harm to who only listens.
+            known |= {peer for peer in others & self._met if self.count(peer)}
         if not known and self._vouched is None and not self._recent:
             known = others & self._met
         if known:

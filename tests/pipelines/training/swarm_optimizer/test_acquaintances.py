@@ -146,3 +146,18 @@ def test_where_nobody_is_known_everybody_counts_for_a_trainers_first_rounds_and_
         known.note_failure()
     assert set(known.give_samples({"own", "liar"}, listens=False)) == {"own"}
     assert set(known.give_samples({"own", "liar"}, listens=True)) == {"own", "liar"}
+
+
+def test_an_anchor_that_missed_the_round_in_which_two_met_counts_both_as_they_do():
+    anchor = Acquaintances("anchor")
+    anchor.vouch(frozenset())
+    anchor.note_claims({"ann"})
+    anchor.note_round(1, ["ann"])
+    anchor.note_claims({"ann", "bob", "liar"})
+    assert set(anchor.give_samples({"ann", "bob", "liar"}, listens=True)) == {"anchor", "ann"}
+    anchor.meet({"ann", "bob"})  # they had the state that it has taken over from those whom it knows
+    assert set(anchor.give_samples({"ann", "bob", "liar"}, listens=True)) == {"anchor", "ann", "bob"}
+    assert set(anchor.give_samples({"ann", "bob", "liar"}, listens=False)) == {"anchor", "ann"}, "trainers do not"
+    for number in range(2, 2 + ROUNDS_TO_SHOW_UP):
+        anchor.note_round(number, ["ann"])
+    assert set(anchor.give_samples({"ann", "bob", "liar"}, listens=True)) == {"anchor", "ann"}, "bob came to none"
