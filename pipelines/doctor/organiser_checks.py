@@ -138,7 +138,7 @@ def check_timeouts(run: TrainingRun, history: Sequence[Mapping[str, Any]]) -> li
 def epoch_seconds(run: TrainingRun, history: Sequence[Mapping[str, Any]]) -> float | None:
     """Return how long an epoch takes at the speed in the newest points of the history."""
     speeds = [point["samples_per_second"] for point in history[-20:] if point.get("samples_per_second", 0) > 0]
-    return run.target_batch_size * len(speeds) / sum(speeds) if speeds else None
+    return run.samples_per_epoch * len(speeds) / sum(speeds) if speeds else None
 
 
 def check_commit_budget(run: TrainingRun, history: Sequence[Mapping[str, Any]]) -> CheckResult:

@@ -63,7 +63,7 @@ def _summary(record: RunRecord, now: float) -> str:
     reached = max([point["epoch"] for point in history] + [record.epoch or 0])
     rows = [
         ("epochs", f"{reached:,} of {run.num_epochs:,}"),
-        (run.unit, f"{reached * run.target_batch_size:,}"),
+        (run.unit, f"{reached * run.samples_per_epoch:,}"),
         ("finished", "yes" if reached >= run.num_epochs else "no"),
     ]
     if history:
@@ -141,7 +141,7 @@ def _costs(record: RunRecord) -> str:
         )
     if record.history:
         sent = total_bytes(record.history)
-        samples = (record.history[-1]["epoch"] - record.history[0]["epoch"] + 1) * record.run.target_batch_size
+        samples = (record.history[-1]["epoch"] - record.history[0]["epoch"] + 1) * record.run.samples_per_epoch
         unit = record.run.unit.removesuffix("s")
         rows += [("sent by all peers in averaging", _bytes(sent)), (f"per {unit}", _bytes(sent / max(1, samples)))]
     return f"## Costs in bytes\n\n{markdown_table(('', ''), rows)}"

@@ -105,7 +105,7 @@ class RunMetrics:
                 rounds,
                 now=now,
                 swarm_epoch=summary.epoch,
-                batch_size=self._run.target_batch_size,
+                batch_size=self._run.samples_per_epoch,
                 max_ratio=self._run.max_weight_ratio,
             )
         return summary

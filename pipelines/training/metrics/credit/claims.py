@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pipelines.training.metrics.epoch_summary import NUM_EPOCHS_AHEAD
 
 EPOCH_SLACK = 2.0
-"""An epoch holds more than `target_batch_size` samples: peers continue until they learn that it is full."""
+"""An epoch holds more than `samples_per_epoch` samples: peers continue until they learn that it is full."""
 
 SPEED_SLACK = 3.0
 LATE_SECONDS = 10.0

@@ -31,7 +31,7 @@ def card_parts(run: TrainingRun, settings: LanguageSettings, facts: CheckpointFa
         load='pipeline(..., revision="epoch-N")',
         rows=[
             *_held_out_rows(facts, of),
-            (f"{of} that are predicted in an epoch", f"{run.target_batch_size:,}"),
+            (f"{of} that are predicted in an epoch", f"{run.samples_per_epoch:,}"),
             ("longest sequence", f"{settings.sequence_length} tokens"),
             ("began with", start if settings.start_from else "parameters drawn from the run's seed"),
         ],
