@@ -39,7 +39,7 @@ NUM_HELD_OUT = 100
 WARMUP_SHARE = 0.05
 EXPECTATIONS = (
     (20_000, "colours that fit some words, and blurred shapes"),
-    (100_000, "outlines of what occurs often, and little that is fine"),
+    (60_000, "outlines of what occurs often, and little that is fine"),
     (1_000_000, "subjects that one recognises, where there are dozens of pictures of each"),
 )
 """By the number of samples; docs/own_pictures.md has grids."""
