@@ -89,9 +89,12 @@ def create(
     if preset != "small":
         refuse_given(context, "it is for --preset small", "hours", "hardware")
     from pipelines.command_line.explaining.composed_run import compose_explained
+    from pipelines.training.repository.creation import check_name_is_free
     from pipelines.training.run.task import RunRequest
 
     chosen = _read_settings(settings) | parse_settings(set_)
+    if not dry_run:
+        check_name_is_free(repository)  # before what takes long
     request = RunRequest(
         run_id=chosen.get("run_id", repository.replace("/", "-").replace(".", "-")),
         task=task,

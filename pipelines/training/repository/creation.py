@@ -11,6 +11,16 @@ from pipelines.training.run.task import Processor
 from pipelines.training.run.training_run import TrainingRun
 
 
+def check_name_is_free(repository: str) -> None:
+    """Raise ValueError if the repository already contains a run."""
+    api = HfApi()
+    if patiently(lambda: api.repo_exists(repository) and api.file_exists(repository, TRAINING_RUN_FILE)):
+        raise ValueError(
+            f"{repository} already contains a training run. Choose another name, or delete the repository: "
+            f"hf repos delete {repository}"
+        )
+
+
 def create_run_repository(
     repository: str, run: TrainingRun, processor: Processor, folder: Path, *, license: str | None = None
 ) -> str:
@@ -20,12 +30,7 @@ def create_run_repository(
 
     Raises ValueError if the repository already contains a run.
     """
-    api = HfApi()
-    if patiently(lambda: api.repo_exists(repository) and api.file_exists(repository, TRAINING_RUN_FILE)):
-        raise ValueError(
-            f"{repository} already contains a training run. Choose another name, or delete the repository: "
-            f"hf repos delete {repository}"
-        )
+    check_name_is_free(repository)
     processor.save_pretrained(folder)
     (folder / TRAINING_RUN_FILE).write_text(run.to_json(), encoding="utf-8")
     (folder / CARD_FILE).write_text(_card_before_training(repository, run, license), encoding="utf-8")
