@@ -1,6 +1,7 @@
 """Where commands print: as wide as the terminal, unwrapped into a pipe, and nothing but printable text."""
 
 import os
+import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -77,7 +78,9 @@ def open_progress(*columns: "ProgressColumn", console: Console | None = None, tr
         if type(column) is TextColumn:
             column.markup, column.highlighter = False, MakesPrintable()
     console = console or open_console(stderr=True)
-    return (Progress if console.is_terminal else ProgressInLines)(*columns, console=console, transient=transient)
+    kind = Progress if console.is_terminal else ProgressInLines
+    # What is printed meanwhile stays in the file or the pipe that it is for.
+    return kind(*columns, console=console, transient=transient, redirect_stdout=sys.stdout.isatty())
 
 
 def open_console(*, stderr: bool = False) -> PrintableConsole:

@@ -29,6 +29,10 @@ class ProgressInLines(Progress):
         super().advance(task_id, advance)
         self._print_when_due(task_id)
 
+    def stop(self) -> None:
+        """See `Progress.stop`; without its empty line."""
+        self.live.stop()
+
     def _print_when_due(self, task_id: TaskID) -> None:
         now = time.monotonic()
         if now - self._last_line >= SECONDS_BETWEEN_LINES:

@@ -162,12 +162,12 @@ def captioned_pictures(
             reason = drop_reason(sample, policy)
             decoded = reason or decode_picture(sample.image_bytes, image_size, policy)
             if isinstance(decoded, DropReason):
-                dropped[decoded.value] += 1
+                dropped[decoded.value.replace("_", " ")] += 1
                 continue
             num_yielded += 1
             yield sample.caption, decoded[0]
     if not num_yielded:
-        reasons = ", ".join(f"{reason.replace('_', ' ')}: {number:,}" for reason, number in dropped.most_common())
+        reasons = ", ".join(f"{reason}: {number:,}" for reason, number in dropped.most_common(3))
         raise ValueError(
             f"No picture in {', '.join(map(str, paths))} can be used{f' ({reasons})' if reasons else ''}. Captions are "
             f"texts beside the pictures or in a table{by_name}."

@@ -62,7 +62,7 @@ def test_the_clip_sees_pictures_as_the_codec_does_and_what_the_dataset_leaves_ou
     dropped = Counter()
     policy = FilterPolicy(reading=ReadingOptions(caption_lines="first"))
     ((caption, picture),) = captioned_pictures([tmp_path], dropped, 32, policy)
-    assert caption == "a picture, a" and dropped == {"extreme_aspect_ratio": 1}
+    assert caption == "a picture, a" and dropped == {"extreme aspect ratio": 1}
     seen, _, _ = decode_picture((tmp_path / "a.png").read_bytes(), 32, FilterPolicy())
     assert np.array_equal(picture, seen) and (picture[0] == 255).all() and picture[16, 16].tolist() == [200, 0, 0]
 
@@ -77,7 +77,7 @@ def test_a_folder_whose_captions_are_in_names_is_told_how_they_are_read(tmp_path
 def test_train_reports_what_was_learnt_and_what_was_left_out(trained):
     output, result = trained
     assert result.exit_code == 0, result.output
-    assert "1 empty_caption" in result.output and "1 corrupt_image" in result.output
+    assert "1 empty caption" in result.output and "1 corrupt image" in result.output
     assert "the same by chance" in result.output
     assert {"open_clip_config.json", "open_clip_model.safetensors", "tokenizer.json"} <= {
         file.name for file in output.iterdir()

@@ -91,8 +91,10 @@ def create(
     from pipelines.command_line.explaining.composed_run import compose_explained
     from pipelines.training.repository.creation import check_name_is_free
     from pipelines.training.run.task import RunRequest
+    from pipelines.training.tasks.presets import preset_settings
 
     chosen = _read_settings(settings) | parse_settings(set_)
+    preset_settings(preset, task)  # refuses an unknown one
     if not dry_run:
         check_name_is_free(repository)  # before what takes long
     request = RunRequest(

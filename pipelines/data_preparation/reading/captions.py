@@ -29,8 +29,10 @@ INVISIBLE = re.compile(
 )
 BLANKS = re.compile("[\\s\u115f\u1160\u2800\u3164\uffa0]+")  # fillers of Hangul and Braille look like spaces
 
-COUNTERS = re.compile(r"(?:(?:[\s(\[]+|(?<=[^\W\d_]{3}))[0-9]+(?:x[0-9]+)?[)\]]*)+$")
-"""What numbers the pictures of one thing, or says their size: `robin 02`, `robin (3)`, `robin 64x64`, `robin12`."""
+COUNTERS = re.compile(r"(?:[\s(\[]+[0-9]+(?:x[0-9]+)?[)\]]*)+$")
+"""What numbers the pictures of one thing, or says their size: `robin 02`, `robin (3)`, `robin 64x64`."""
+FRAME_NUMBER = re.compile(r"(?<=[^\W\d_]{3})[0-9]+$")
+"""Of the last of several words of a picture's name: `robin fly12`, but not `route66` or `mp3`."""
 HUMP = re.compile(r"(?<=[a-z])(?=[A-Z][a-z])")
 
 PLACEHOLDERS = frozenset(
@@ -86,7 +88,10 @@ def words_of_name(path: str, caption_from: str) -> str:
     folder, _, name = path.rpartition("/")
     chosen = {"name": (name,), "folder": (folder.rpartition("/")[2],), "path": (*folder.split("/"), name)}[caption_from]
     words = (" ".join(re.sub(r"[_\-+.]", " ", HUMP.sub(" ", part)).split()) for part in chosen)
-    return ", ".join(COUNTERS.sub("", part) for part in words if not is_file_name(part) and not is_placeholder(part))
+    said = [COUNTERS.sub("", part) for part in words if not is_file_name(part) and not is_placeholder(part)]
+    if caption_from != "folder" and said and " " in said[-1]:
+        said[-1] = FRAME_NUMBER.sub("", said[-1])
+    return ", ".join(said)
 
 
 def visible_length(caption: str) -> int:

@@ -102,6 +102,7 @@ class Anchor:
         """Whether this process has been in a round: before that it only knows what it has read."""
 
         self._among_strangers_since: float | None = None
+        self._out_of_step_since: float | None = None
 
     def keep_up(self) -> None:
         """Take part in a round if one is due, catch up if one was missed, sign what is new; call it often."""
@@ -128,6 +129,8 @@ class Anchor:
         newest = seen.newest_epoch(is_overdue=self._optimizer.tracker.global_epoch >= self._optimizer.run.num_epochs)
         if self._optimizer.is_out_of_step or newest > self._held_epoch + 1:
             self._catch_up(newest)
+        else:
+            self._out_of_step_since = None
 
     def _has_come_back_to_strangers(self, seen: StateSurvey) -> bool:
         """Return whether the run has long gone on without this anchor, and there is nobody in it to believe."""
@@ -154,8 +157,11 @@ class Anchor:
         """Continue from a later state of those who can be believed, of epoch `newest`, unless it is worse."""
         averager, epoch = self._optimizer.state_averager, self._held_epoch
         if self._returns or (newest <= epoch and not self._optimizer.state_transfer.is_outvoted):
-            # The others come back to it, or have failed as well, or have left: who comes next trains with it.
-            self._optimizer.look_for_rounds_again()
+            # The others come back to it, or have failed as well, or have left: who comes next trains with it. What
+            # they have reached is known some seconds after the round.
+            self._out_of_step_since = self._out_of_step_since or time.monotonic()
+            if self._returns or time.monotonic() > self._out_of_step_since + SECONDS_TO_AGREE:
+                self._optimizer.look_for_rounds_again()
             return
         is_tested = needs_a_test(newest - epoch, has_averaged=self._has_averaged)
         kept = {name: tensor.clone() for name, tensor in averager.named_state().items()} if is_tested else None

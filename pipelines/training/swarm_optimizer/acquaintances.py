@@ -38,7 +38,7 @@ class Acquaintances:
         self._own_peer, self._own_name = own_peer, sender_name(own_peer)
         self._met: frozenset[str] = frozenset()
         self._is_vouched_for = False
-        self._num_rounds = self._last_number = 0
+        self._num_rounds = self._last_number = self._met_at = 0
         self._seen: dict[str, _Seen] = {}
         self._recent: frozenset[str] = frozenset()
         self._vouched: frozenset[str] | None = None
@@ -50,7 +50,7 @@ class Acquaintances:
 
     def meet(self, peers: Collection[str]) -> None:
         """Set who has the training state that this peer has taken over: until its first round it knows no better."""
-        self._met = frozenset(peers) - {self._own_peer}
+        self._met, self._met_at = frozenset(peers) - {self._own_peer}, self._num_rounds
 
     @property
     def believe_strangers(self) -> bool:
@@ -112,20 +112,24 @@ class Acquaintances:
 
         They are those of earlier rounds. The others do not count this peer either before its first round with them.
         While none of them is there, everybody counts, at first: a run begins, or all have come back. Afterwards this
-        peer trains alone, whatever others claim, unless it only `listens`: then they are also those who had the state
-        that it last took over.
+        peer trains alone, whatever others claim, unless it only `listens`.
         """
         vouched, others = self._vouched or frozenset(), set(present) - {self._own_peer}
         known = others & self._recent | {peer for peer in others if sender_name(peer) in vouched}
-        if listens and known:
-            # It may have missed the round in which they met the others, and would be late for all that follow. Too
-            # early does no harm to who only listens.
-            known |= {peer for peer in others & self._met if self.count(peer)}
         if not known and self._vouched is None and not self._recent:
             known = others & self._met
         if known:
             return known | {self._own_peer} if self._recent or self._is_vouched_for else known
         return {self._own_peer, *(others if listens or self._num_rounds < ROUNDS_TO_SHOW_UP else ())}
+
+    def take_over_with(self, present: Collection[str]) -> frozenset[str]:
+        """Return whose samples also end an epoch for who only listens: they had the state that it took over.
+
+        It may have missed the round in which those whom it knows met them, and would be late for all that follow. Who
+        comes to none of its next rounds does not count any more.
+        """
+        is_new = self._num_rounds - self._met_at < ROUNDS_TO_SHOW_UP
+        return self._met.intersection(present) if is_new and self._recent else frozenset()
 
     def _replace(self, seen: dict[str, _Seen]) -> None:
         oldest = self._num_rounds - ROUNDS_REMEMBERED

@@ -195,6 +195,10 @@ class SwarmOptimizer:
     def look_for_rounds_again(self) -> None:
         """Take part again after a missed round: nobody whom this peer believes has a later state than its own."""
         if self._parts.has_missed_round:
+            leave(self._parts)
+            self.wait_for_updates()
+            # With delayed averaging its epoch may be ahead of its state, which lacks that round's step.
+            self.state_averager.take_part_in(self.state_averager.state_epoch)
             self._parts.has_missed_round = False
             self.begin_epoch()
 

@@ -206,6 +206,8 @@ class SwarmProgressTracker(ProgressTracker):
         """Return the records by peer; who is no acquaintance is there, and has gathered nothing."""
         by_peer = {readable_peer_id(record.peer_id): record for record in sorted(records, key=lambda r: r.time)}
         counted = self._counted = frozenset(self._acquaintances.give_samples(by_peer, listens=self.listens))
+        if self.listens:
+            counted |= self._acquaintances.take_over_with(by_peer)
         nothing = dict(samples_accumulated=0, samples_per_second=0.0)
         return {
             record.peer_id: ValueWithExpiration(record.dict() | ({} if peer in counted else nothing), math.inf)

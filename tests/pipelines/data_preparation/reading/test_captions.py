@@ -124,7 +124,8 @@ def test_captions_that_say_nothing_are_told_from_short_and_odd_ones(caption, rea
         ("a/2019/IMG_2019", "", "", "a"),
         ("icons/terminal-64x64", "terminal", "icons", "icons, terminal"),
         ("robots/r2d2-mp3/walk-ne12 (4)", "walk ne12", "r2d2 mp3", "robots, r2d2 mp3, walk ne12"),
-        ("ants/fire-ant-flame10", "fire ant flame", "ants", "ants, fire ant flame"),
+        ("big ants2/fire-ant-flame10", "fire ant flame", "big ants2", "big ants2, fire ant flame"),
+        ("roads/route66", "route66", "roads", "roads, route66"),
         ("été_à_la-mer/Boeing 747", "Boeing", "été à la mer", "été à la mer, Boeing"),
     ],
 )
