@@ -11,13 +11,14 @@ SECONDS_BETWEEN_LINES = 10.0
 class ProgressInLines(Progress):
     """Prints a line of a task when it is updated, now and then; the columns without the bar.
 
-    Work that is quicker prints what it came to, or nothing if it is `transient`.
+    Work that is quicker prints nothing. Other work also prints what it came to, unless it is `transient`.
     """
 
-    def __init__(self, *columns: ProgressColumn, **how: Any) -> None:
+    def __init__(self, *columns: ProgressColumn, transient: bool = False, **how: Any) -> None:
         shown = [column for column in columns if not isinstance(column, BarColumn)]
-        super().__init__(*shown, auto_refresh=False, **how)
-        self._last_line = time.monotonic()
+        super().__init__(*shown, auto_refresh=False, transient=True, **how)
+        self._last_line, self._tells_end = time.monotonic(), False
+        self._is_transient = transient
 
     def update(self, task_id: TaskID, **changes: Any) -> None:
         """See `Progress.update`."""
@@ -30,11 +31,14 @@ class ProgressInLines(Progress):
         self._print_when_due(task_id)
 
     def stop(self) -> None:
-        """See `Progress.stop`; without its empty line."""
+        """See `Progress.stop`."""
         self.live.stop()
+        if self._tells_end:
+            self._tells_end = False
+            self.console.print(self.make_tasks_table(self.tasks))
 
     def _print_when_due(self, task_id: TaskID) -> None:
         now = time.monotonic()
         if now - self._last_line >= SECONDS_BETWEEN_LINES:
-            self._last_line = now
+            self._last_line, self._tells_end = now, not self._is_transient
             self.console.print(self.make_tasks_table([self._tasks[task_id]]))

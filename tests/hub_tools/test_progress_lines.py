@@ -11,8 +11,8 @@ from hub_tools.printing.consoles import PrintableConsole, open_progress
 NUM_STEPS = 20
 
 
-@pytest.mark.parametrize(("every", "num_lines"), [(0.0, NUM_STEPS + 1), (1000.0, 1)])
-def test_long_work_prints_lines_into_a_pipe_and_short_work_what_it_came_to(
+@pytest.mark.parametrize(("every", "num_lines"), [(0.0, NUM_STEPS + 1), (1000.0, 0)])
+def test_long_work_prints_lines_into_a_pipe_and_short_work_nothing(
     monkeypatch: pytest.MonkeyPatch, every: float, num_lines: int
 ) -> None:
     monkeypatch.setattr(progress_lines, "SECONDS_BETWEEN_LINES", every)
@@ -24,4 +24,6 @@ def test_long_work_prints_lines_into_a_pipe_and_short_work_what_it_came_to(
             bar.update(task, completed=step, description=f"error [{1 / step:.2f}]")
     lines = pipe.getvalue().splitlines()
     assert len(lines) == num_lines
-    assert lines[-1].split() == ["training", f"{NUM_STEPS}/{NUM_STEPS}", "error", "[0.05]"], "a bar has no use there"
+    assert not lines or lines[-1].split() == ["training", f"{NUM_STEPS}/{NUM_STEPS}", "error", "[0.05]"], (
+        "a bar has no use there"
+    )

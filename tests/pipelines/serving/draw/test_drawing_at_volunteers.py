@@ -317,7 +317,7 @@ def test_while_the_hub_is_away_servers_serve_and_askers_draw(tmp_path):
     with LocalHub(tmp_path / "hub") as hub:
         hub.alice_token = hub.create_user("alice")
         hub.create_organization("org", members={"alice": "admin"})
-        with drawn_run(hub, tmp_path, "lonely-run") as run:
+        with drawn_run(hub, tmp_path, "lonely-server-run") as run:
             server = run.serve("--max-codes-per-second", 100, "--checkpoint-seconds", 0.5)
             log, progress = tmp_path / "asker.log", tmp_path / "progress"
             words = [run.name, "24", str(progress)]

@@ -247,7 +247,7 @@ print(len(write("The north wind", max_new_tokens=8, do_sample=False)[0]["generat
 
 @pytest.mark.timeout(600)
 def test_a_language_runs_checkpoint_writes_where_only_transformers_and_torch_are_installed(publishing):
-    run = publishing("written-run", "text-generation")
+    run = publishing("writing-checkpoint-run", "text-generation")
     run.publish(3)
     folder = run.material.snapshot(run.repository)
     done = subprocess.run(

@@ -64,9 +64,10 @@ def test_everybody_leaves_within_seconds_of_the_last_epoch(training_material, tm
     state = json.loads(training_material.file(repository, "run_state.json").read_text(encoding="utf-8"))
     assert state["epoch"] == NUM_EPOCHS
     assert max(seconds) < SECONDS_TO_LEAVE, f"{seconds}"
-    for name in ("first", "second"):
-        said = (tmp_path / f"{name}.log").read_text()
-        assert f"The run has reached its last epoch, {NUM_EPOCHS}. Waiting until an anchor has signed" in said
+    logs = [(tmp_path / f"{name}.log").read_text() for name in ("first", "second")]
+    # Who ends the last round a moment after the other may find it signed already.
+    assert any(f"has reached its last epoch, {NUM_EPOCHS}. Waiting until an anchor has signed" in said for said in logs)
+    for said in logs:
         assert re.search(rf"Left {repository}: contributed \d+ samples in \d+ epochs? and \d+ s; at epoch 4 of 4", said)
     assert re.search(rf"Left {repository} after \d+ s: at epoch 4 of 4, published up to 4; 1 user con", auxiliary.log())
     # Who has missed all this, because its machine slept, learns it from the Hub: nobody else is there.
