@@ -29,6 +29,7 @@ def chaos_command(*arguments):
     return [sys.executable, "-m", "pipelines.command_line.main", "chaos", *map(str, arguments)]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_training_survives_faults_with_equal_parameters_and_leaves_nothing_behind(tmp_path):
     script, output = tmp_path / "faults.json", tmp_path / "output"

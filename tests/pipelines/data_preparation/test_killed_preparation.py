@@ -11,6 +11,7 @@ pytestmark = pytest.mark.slow
 NUM_SAMPLES = 480
 
 
+@pytest.mark.long
 def test_killed_preparations_give_the_same_bytes_and_count_every_sample(codec, tmp_path):
     dropped = write_dirty_tars(tmp_path / "tars", NUM_SAMPLES, samples_per_tar=200, side=40, large=(13_000, 3_000))
     codec.save_pretrained(tmp_path / "codec")

@@ -73,7 +73,9 @@ def test_an_autocast_step_holds_what_was_estimated(family):
     assert_close(estimated(model, precision="bf16"), measured(model, autocast=True))
 
 
-@pytest.mark.parametrize("family", ["gpt2", "t5", "bart", "llama"])
+@pytest.mark.parametrize(
+    "family", ["gpt2", *(pytest.param(name, marks=pytest.mark.long) for name in ("t5", "bart", "llama"))]
+)
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_checkpointed_step_holds_what_was_estimated(family, precision):
     model = build(family, layers=8)

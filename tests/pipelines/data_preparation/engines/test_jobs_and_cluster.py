@@ -115,6 +115,7 @@ def test_two_jobs_that_end_at_the_same_time_make_the_folder_of_one(arguments, wh
     assert folder_digest(tmp_path / "out") == whole
 
 
+@pytest.mark.long
 def test_a_worker_of_ray_is_killed_and_the_folder_is_that_of_one_process(arguments, whole, tmp_path):
     output = tmp_path / "out"
     with start(*arguments, "--output", output, "--engine", "ray") as process:

@@ -20,6 +20,7 @@ def generated(commands, run, folder, *options, command="generate"):
     return json.loads(done.stdout), done.stderr
 
 
+@pytest.mark.long
 def test_pictures_are_drawn_across_two_servers(hub, commands, tmp_path, monkeypatch):
     with drawn_run(hub, tmp_path, "lent-run") as run:
         run.serve("--blocks", "0:2")

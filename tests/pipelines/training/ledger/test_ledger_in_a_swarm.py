@@ -17,6 +17,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.swarm]
 NUM_RECORDS = 6_144
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:It seems that you are about to commit a data file")
 @pytest.mark.timeout(600)
 def test_each_record_of_the_first_pass_counts_once_though_a_trainer_is_killed_and_comes_back(

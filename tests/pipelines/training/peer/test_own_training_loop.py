@@ -62,6 +62,7 @@ def test_a_plain_script_starts_a_run_joins_it_when_it_is_given_the_address_and_b
     assert sum(losses[-200:]) < 0.8 * sum(losses[:200]), "the swarm learns"
 
 
+@pytest.mark.long
 def test_transformers_trainer_steps_with_the_swarm_until_the_run_is_over(tmp_path):
     with script(path=TRAINER, folder=tmp_path) as process:
         text = process.stdout.read()

@@ -115,6 +115,7 @@ def publish_through(endpoint, run, epoch):
     run.publish(*epoch)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_kill_at_any_request_of_a_publication_loses_nothing_and_the_next_publisher_continues(hub, start):

@@ -27,7 +27,7 @@ def relative_difference(first: dict, second: dict) -> float:
             dict(momentum_before_averaging=True, optimizer="muon", peak_learning_rate=2e-3),
             marks=pytest.mark.long,
         ),
-        ("fill-mask", {}),
+        pytest.param("fill-mask", {}, marks=pytest.mark.long),
     ],
     ids=str,
 )
