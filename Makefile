@@ -35,7 +35,7 @@ test: $(STAMP)  ## Run all tests, the quick ones first
 	@$(MAKE) --no-print-directory --keep-going --jobs=1 test-quick test-processes
 
 test-quick: $(STAMP)
-	$(VENV)/bin/python -m pytest -m "not slow" $(AT_ONCE) 2 $(AGAIN)
+	$(VENV)/bin/python -m pytest -m "not slow" $(AT_ONCE) 2
 
 # The swarms first; slow tests fill the gaps at the end.
 test-processes: $(STAMP)

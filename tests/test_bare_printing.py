@@ -223,6 +223,7 @@ def _status(console: PrintableConsole) -> None:
 def _bar(console: PrintableConsole) -> None:
     with open_progress(console=console) as bar:
         bar.add_task(HOSTILE)
+        console.print(bar)  # into a pipe it prints a line of long work alone
 
 
 def _stages(console: PrintableConsole) -> None:
