@@ -11,7 +11,7 @@ SITE_VENV := .venv-site
 PYTHONS := $(or $(PYTHON),python3.11 python3.12 python3.13 python3)
 # Test files run in parallel; a file's shared fixtures are made once. Processes wait for each other a third of the time.
 AT_ONCE := --dist loadfile --no-loadscope-reorder --durations=10 --numprocesses
-# On a loaded machine a peer or a browser may miss a clock: such a test is run once more, and the report names it.
+# On a loaded machine a peer or a browser may miss a clock: such a test is run up to twice more, and the report names it.
 AGAIN := --reruns 2 -rR
 # Reads pip's report of what it would install, and prints the pins that constraints.txt holds.
 PINS := import json, sys; found = [item["metadata"] for item in json.load(sys.stdin)["install"]]; \

@@ -78,12 +78,14 @@ def test_no_two_files_of_processes_share_a_repository_of_the_embedded_hub():
     owners = defaultdict(set)
     for path in (ROOT / "tests").rglob("test_*.py"):
         source = path.read_text(encoding="utf-8")
-        if "pytest.mark.slow" in source and re.search(r"def test_\w+\([^)]*\bhub\b", source):
+        if "pytest.mark.slow" not in source:
+            continue
+        if re.search(r"def test_\w+\([^)]*\bhub\b", source):
             for name in re.findall(r'"((?:org|alice)/[\w.-]+)"', source):
                 owners[name].add(path.name)
-        if "pytest.mark.slow" in source:  # helpers add the organisation
-            for name in re.findall(r'"(?:org/)?([\w.]+(?:-[\w.]+)*-run(?:-[\w.]+)*)"', source):
-                owners[f"org/{name}"].add(path.name)
+        # Helpers add the organisation.
+        for name in re.findall(r'"(?:org/)?([\w.]+(?:-[\w.]+)*-run(?:-[\w.]+)*)"', source):
+            owners[f"org/{name}"].add(path.name)
     missing = {"org/no-such-run"}
     shared = {name: sorted(files) for name, files in owners.items() if len(files) > 1 and name not in missing}
     assert len(owners) > 20 and not shared

@@ -71,6 +71,7 @@ def assert_equal_bits(first, second):
 
 def test_a_newcomer_takes_what_most_name_bit_by_bit_and_hands_nothing_out_before(state_transfer):
     may_go_on = state_transfer.folder / "may_go_on"
+    may_go_on.unlink(missing_ok=True)  # of a first try
     newcomer = state_transfer.start_newcomer("first", waits_at_half_for=str(may_go_on))
     peer_id = newcomer.wait_for("started")["peer_id"]
     newcomer.wait_for("progress", is_half=True)
