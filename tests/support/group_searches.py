@@ -20,7 +20,7 @@ MEMBERS = tuple(PeerID(bytes([number]) * 34) for number in range(4))
 
 
 def make_manager(dht, pause_seconds):
-    return PacedKeyManager(GroupKeyManager(dht, "paced", "", None), pause_seconds)
+    return PacedKeyManager(GroupKeyManager(dht, f"paced{next(NUMBERS)}", "", None), pause_seconds)
 
 
 async def look(manager):
