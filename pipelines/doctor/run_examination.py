@@ -15,8 +15,10 @@ from pipelines.doctor import hub_checks, organiser_checks, swarm_checks
 from pipelines.doctor.check_result import CheckResult, fail, ok, unknown
 from pipelines.doctor.examination import Examination, check_data, check_hub_and_run, look_at_swarm
 from pipelines.doctor.serving.server_checks import check_complaints, check_servers
+from pipelines.features.servers.complaints import COMPLAINTS, accused_servers
+from pipelines.features.servers.server_record import SERVERS
 from pipelines.swarm.network_options import NetworkOptions
-from pipelines.swarm.probe_result import SwarmFinding
+from pipelines.swarm.probing.probe_result import SwarmFinding
 from pipelines.training.metrics.history import read_history
 from pipelines.training.optimizers.choice import optimizer_parts
 from pipelines.training.repository.snapshot import RunSnapshot
@@ -190,10 +192,14 @@ def check_serving(snapshot: RunSnapshot, finding: SwarmFinding) -> Iterator[Chec
     except hub_checks.USER_ERRORS as error:
         yield hub_checks.failure("servers", error)
         return
-    servers = {server.peer_id: server for entry in finding.entries for server in entry.servers}
+    servers = {
+        server.peer_id: server for entry in finding.entries for server in entry.records.get(SERVERS, {}).values()
+    }
     is_over = state is not None and state["epoch"] >= snapshot.run.num_epochs
     found = list(servers.values())
     yield from check_servers(snapshot.repository, found, revision, num_layers, is_over=is_over)
-    accused = max((entry.accused for entry in finding.entries), key=len, default=())
+    names_users = bool(snapshot.run.authorization_key)
+    claims = (entry.records.get(COMPLAINTS, {}) for entry in finding.entries)
+    accused = max((accused_servers(made, names_users=names_users) for made in claims), key=len, default=[])
     if found or accused:
         yield check_complaints(snapshot.repository, accused, found)

@@ -24,9 +24,9 @@ from pipelines.training.metrics.reel import ProgressReel
 from pipelines.training.metrics.run_metrics import RunMetrics
 from pipelines.training.metrics.trackers import Trackers
 from pipelines.training.repository.organiser import needed_organiser, organiser_here
-from pipelines.training.repository.publisher_keys import PublisherKey
 from pipelines.training.run.task import TrainingTask
 from pipelines.training.run.versions import package_version
+from pipelines.training.signing.publisher_keys import PublisherKey
 
 SECONDS_BESIDE_A_BUCKET = 3600.0
 """Between commits of metrics alone where the run's bucket has them, which dashboard and landing page read."""

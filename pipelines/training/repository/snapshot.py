@@ -354,3 +354,12 @@ def _download(repository: str, name: str, revision: str | None, cache: str | Non
         ) from error
     except EntryNotFoundError:
         return None
+
+
+def signed_epoch(snapshot: RunSnapshot) -> int:
+    """Return the epoch of the newest signed checkpoint: the run has reached it for certain; 0 if that is unknown."""
+    try:
+        return snapshot.signed_epoch
+    except (OSError, CheckpointRefusedError) as error:  # the swarm may be there without the Hub, or have a good state
+        logger.warning("The signed epoch of %s cannot be read at the moment: %s", snapshot.repository, error)
+        return 0

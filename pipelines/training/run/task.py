@@ -192,6 +192,11 @@ class TrainingTask(Protocol):
         """Return how many parameters the model has; raises as `memory`."""
 
 
+OpenTask = Callable[[TrainingRun, str, str | None], TrainingTask]
+"""Returns the task of a run, whose files are in a repository at a commit, or in a folder; `tasks.choice.open_task`
+knows all of ours."""
+
+
 @torch.no_grad()
 def mean_loss(
     task: TrainingTask,

@@ -30,9 +30,9 @@ from pipelines.training.repository.epoch_tags import drop_old_optimizer_states, 
 from pipelines.training.repository.key_list import PUBLISHER, KeyList, TrustedKeys
 from pipelines.training.repository.manifest import CheckpointManifest, CheckpointRefusedError
 from pipelines.training.repository.organiser import Organiser
-from pipelines.training.repository.publisher_keys import PublisherKey
 from pipelines.training.repository.snapshot import RunSnapshot
 from pipelines.training.run.task import TrainingTask
+from pipelines.training.signing.publisher_keys import PublisherKey
 
 logger = logging.getLogger(__name__)
 
