@@ -149,6 +149,7 @@ MAY_IMPORT = {
         "pipelines.serving",
         "pipelines.generation",
         ADMISSION,
+        JOINING,
         SWARM,
         PROCESSES,
         CODES,
@@ -162,7 +163,7 @@ MAY_IMPORT = {
 MOST_MODULES = 12
 """Modules in a folder besides `__init__`; the model's files travel flat and are excepted."""
 
-MOST_FLOORS = 7
+MOST_FLOORS = 9
 """Folders of `training` that stand on each other."""
 
 PRICED = {
@@ -179,6 +180,7 @@ PRICED = {
     ),
     "hivemind": (
         "pipelines/swarm/",
+        "pipelines/features/servers/",
         "pipelines/admission/",
         "pipelines/training/averaging/",
         "pipelines/training/state/",

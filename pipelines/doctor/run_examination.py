@@ -192,9 +192,8 @@ def check_serving(snapshot: RunSnapshot, finding: SwarmFinding) -> Iterator[Chec
     except hub_checks.USER_ERRORS as error:
         yield hub_checks.failure("servers", error)
         return
-    servers = {
-        server.peer_id: server for entry in finding.entries for server in entry.records.get(SERVERS, {}).values()
-    }
+    seen = [entry.records.get(SERVERS, {}) for entry in finding.entries]
+    servers = {server.peer_id: server for some in seen for server in some.values()}
     is_over = state is not None and state["epoch"] >= snapshot.run.num_epochs
     found = list(servers.values())
     yield from check_servers(snapshot.repository, found, revision, num_layers, is_over=is_over)

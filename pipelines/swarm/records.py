@@ -4,7 +4,7 @@ A feature has kinds of records of its own; those of the core are here. Every nod
 because it stores what it does not read, too: see `pipelines.all_records`.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, Self, TypeVar
@@ -45,8 +45,7 @@ class RecordKind(Generic[Record]):
     """Records of one sort, of which each peer has one under each of their keys."""
 
     name: str
-    schema: Any
-    """A pydantic 1 model, or a type that one may have as a field."""
+    schema: type[Record]
 
     num_keys: int = 1
     """Over so many keys the records are spread, because the owners of one key are limited."""
@@ -68,7 +67,6 @@ PROGRESS = RecordKind("progress", LocalTrainingProgress)
 CORE_RECORDS = (
     *(METRICS, INTRODUCTIONS, AUXILIARIES, STATES, ANCHORS),
     RecordKind("grad_averager_searches", SearchRecord),
-    RecordKind("admissions", constr(max_length=MAX_TOKEN_CHARACTERS)),
 )
 
 
@@ -93,6 +91,26 @@ class Reporter:
 
     device: str = ""
     """What the peer says that it computes on; empty: it has not said."""
+
+
+class _Tokens(BaseModel):
+    admissions: dict[BytesWithPublicKey, constr(max_length=MAX_TOKEN_CHARACTERS)]
+
+
+class KindsValidator(SchemaValidator):
+    """Checks records of these kinds, in the DHT's process, which makes the schema anew: pickle knows modules' own."""
+
+    def __init__(self, kinds: Sequence[RecordKind], prefix: str) -> None:
+        fields: dict[str, Any] = {
+            key: (dict[BytesWithPublicKey, kind.schema], ...)  # type: ignore[name-defined]
+            for kind in kinds
+            for key in kind.keys
+        }
+        super().__init__(create_model("_SwarmRecords", __module__=__name__, **fields), prefix=prefix)
+        self._made_of = kinds, prefix
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), self._made_of
 
 
 class SwarmRecords:
@@ -122,14 +140,17 @@ class SwarmRecords:
 
         Without the validators a reader sees the signature as trailing bytes and fails.
         """
-        kinds = {key: (dict[BytesWithPublicKey, kind.schema], ...) for kind in self._kinds for key in kind.keys}
-        schemas = (create_model("_SwarmRecords", __module__=__name__, **kinds), TrainingProgressSchema)
-        keys = frozenset(f"{self._run_id}_{name}" for kind in schemas for name in kind.__fields__)
+        schemas = (_Tokens, TrainingProgressSchema)
+        names = [
+            *(key for kind in self._kinds for key in kind.keys),
+            *(name for kind in schemas for name in kind.__fields__),
+        ]
         self._dht.add_validators(
             [
+                KindsValidator(self._kinds, self._run_id),
                 *(SchemaValidator(kind, prefix=self._run_id) for kind in schemas),
                 self._signature,
-                RecordLimits(keys),
+                RecordLimits(frozenset(f"{self._run_id}_{name}" for name in names)),
                 ProgressBounds(f"{self._run_id}_progress"),
             ]
         )

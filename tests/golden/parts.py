@@ -18,6 +18,7 @@ from pipelines.admission.client import peer_admission
 from pipelines.admission.dht_gate import SwarmDHT, access_token
 from pipelines.admission.record_owners import AdmissionRecords
 from pipelines.admission.tokens import Admission, AdmissionRequest, TokenCheck, issue_token, public_text
+from pipelines.all_records import ALL_RECORDS
 from pipelines.command_line.main import app as command_line
 from pipelines.features.servers.server_list import ServerList
 from pipelines.swarm.dial_back import DialBack
