@@ -29,11 +29,11 @@ from pipelines.swarm.network_options import NetworkOptions
 from pipelines.swarm.probing.probe import STARTUP_TIMEOUTS, probe_swarm
 from pipelines.swarm.probing.probe_result import SwarmFinding
 from pipelines.training.averaging.wire.codec import averaging_compression, check_codec
+from pipelines.training.publishable_task import PublishableTask
 from pipelines.training.repository.organiser import link_file
 from pipelines.training.repository.snapshot import RunSnapshot
 from pipelines.training.run.compute_options import ComputeOptions
 from pipelines.training.run.door import door_of
-from pipelines.training.run.task import TrainingTask
 from pipelines.training.run.training_run import TrainingRun
 from pipelines.training.tasks.choice import open_task
 
@@ -50,7 +50,7 @@ class OpenedRun:
     snapshot: RunSnapshot
     """The run's repository when the examination started."""
 
-    task: TrainingTask
+    task: PublishableTask
 
     @property
     def run(self) -> TrainingRun:
@@ -231,7 +231,7 @@ def check_link(examination: Examination, run: TrainingRun) -> CheckResult:
     return check_round(run, _needs(examination).num_parameters, measured, limit)
 
 
-def check_data(examination: Examination, task: TrainingTask) -> Iterator[CheckResult]:
+def check_data(examination: Examination, task: PublishableTask) -> Iterator[CheckResult]:
     """Check that the dataset is there, fits the run, and that records arrive."""
     result = hub_checks.check_dataset(task)
     yield result

@@ -21,9 +21,9 @@ from pipelines.swarm.network_options import NetworkOptions
 from pipelines.swarm.probing.probe_result import SwarmFinding
 from pipelines.training.metrics.history import read_history
 from pipelines.training.optimizers.choice import optimizer_parts
+from pipelines.training.publishable_task import PublishableTask
 from pipelines.training.repository.snapshot import RunSnapshot
 from pipelines.training.run.compute_options import ComputeOptions
-from pipelines.training.run.task import TrainingTask
 from pipelines.training.run.training_run import TrainingRun
 from pipelines.training.state.checkpoint_tensors import load_training_state
 
@@ -61,7 +61,7 @@ def run_checklist(
     yield from check_entry_peers(examination, run)
 
 
-def check_dataset(examination: Examination, task: TrainingTask) -> Iterator[CheckResult]:
+def check_dataset(examination: Examination, task: PublishableTask) -> Iterator[CheckResult]:
     """Check that the dataset is pinned and readable, and fits the schedule."""
     run = task.run
     yield organiser_checks.check_pinned(run)
@@ -105,7 +105,7 @@ def _num_rows(file: str) -> int:
         return pq.read_metadata(shard).num_rows
 
 
-def check_companions(task: TrainingTask) -> Iterator[CheckResult]:
+def check_companions(task: PublishableTask) -> Iterator[CheckResult]:
     """Check that the other repositories needed to use the model exist."""
     try:
         companions = hub_checks.retried(task.companions)
@@ -133,7 +133,7 @@ def check_card(snapshot: RunSnapshot) -> CheckResult:
     return organiser_checks.check_card(card.text, card.data.to_dict())
 
 
-def check_restoring(snapshot: RunSnapshot, task: TrainingTask) -> CheckResult:
+def check_restoring(snapshot: RunSnapshot, task: PublishableTask) -> CheckResult:
     """Download the newest checkpoint and load it into model and optimizer, like a peer that starts from it."""
     name = "checkpoint"
     try:
@@ -150,7 +150,7 @@ def check_restoring(snapshot: RunSnapshot, task: TrainingTask) -> CheckResult:
     return ok(name, f"epoch {epoch} restored in {time.monotonic() - started:.1f} s")
 
 
-def restore(folder: Path, task: TrainingTask) -> tuple[int, list[str]]:
+def restore(folder: Path, task: PublishableTask) -> tuple[int, list[str]]:
     """Load a checkpoint's folder into a fresh model and optimizer; return its epoch and tensors that are not finite.
 
     Raises:

@@ -18,9 +18,9 @@ from pipelines.training.metrics.trackers import Trackers
 from pipelines.training.peer.entering import Hear, admitted, hear_nothing
 from pipelines.training.peer.pausing import stop_on_signals
 from pipelines.training.peer.training_peer import RunFinishedError, finished_message
+from pipelines.training.publishable_task import OpenTask
 from pipelines.training.repository.run_bucket import newest_checkpoint
 from pipelines.training.repository.snapshot import RunSnapshot, signed_epoch
-from pipelines.training.run.task import OpenTask
 from pipelines.training.swarm_optimizer.hivemind_options import reply_seconds
 
 

@@ -33,8 +33,8 @@ from pipelines.training.auxiliary.side_threads import PublishingThread, RoundThr
 from pipelines.training.auxiliary.snapshot_tasks import SnapshotWorker
 from pipelines.training.metrics.epoch_summary import EpochSummary, should_publish
 from pipelines.training.metrics.stalls import StallNews, StallWatch
+from pipelines.training.publishable_task import PublishableTask
 from pipelines.training.repository.key_list import PUBLISHER
-from pipelines.training.run.task import TrainingTask
 from pipelines.training.state.checkpoint_tensors import RunState, load_training_state
 from pipelines.training.swarm_optimizer.assembly import make_optimizer
 
@@ -84,7 +84,7 @@ class AuxiliaryPeer:
 
     def __init__(
         self,
-        task: TrainingTask,
+        task: PublishableTask,
         dht: SwarmDHT,
         publisher: HubPublisher,
         worker: SnapshotWorker,

@@ -51,7 +51,7 @@ from pipelines.training.repository.manifest import (
 from pipelines.training.run.training_run import TrainingRun
 
 if TYPE_CHECKING:
-    from pipelines.training.run.task import TrainingTask
+    from pipelines.training.publishable_task import PublishableTask
 
 logger = logging.getLogger(__name__)
 
@@ -264,7 +264,7 @@ class RunSnapshot:
                 )
         return folder
 
-    def download_checkpoint(self, task: "TrainingTask | None" = None) -> Path:
+    def download_checkpoint(self, task: "PublishableTask | None" = None) -> Path:
         """Download the newest checkpoint, check it, and return its folder.
 
         A copy damaged on this machine's disk is downloaded once more. Of an unsigned one no more weights are taken than
@@ -298,7 +298,7 @@ class RunSnapshot:
             )
         return path
 
-    def _download_checkpoint(self, task: "TrainingTask | None", **options: bool) -> Path:
+    def _download_checkpoint(self, task: "PublishableTask | None", **options: bool) -> Path:
         if (files := self.signed_files) is not None:
             wanted = [MANIFEST_FILE, *self._sized_as(files)]
             return fetch_files(self.repository, revision=self.commit, patterns=wanted, **options)

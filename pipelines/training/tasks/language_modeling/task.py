@@ -21,10 +21,11 @@ from pipelines.memory_estimate.estimate import count_parameters, estimate_traini
 from pipelines.memory_estimate.model_presets import ModelSizes
 from pipelines.memory_estimate.settings import MemoryEstimate, MemorySettings
 from pipelines.training.card.run_card import run_card
+from pipelines.training.publishable_task import CheckpointFacts
 from pipelines.training.run.block_order import BlockOrder
 from pipelines.training.run.span_source import SpanSource, WholeDataset
 from pipelines.training.run.spans import Span
-from pipelines.training.run.task import Batch, BatchSize, CheckpointFacts, NamedBatch, size_of_next
+from pipelines.training.run.task import Batch, BatchSize, NamedBatch, size_of_next
 from pipelines.training.run.training_run import TrainingRun, stable_seed
 from pipelines.training.tasks.language_modeling.documents import (
     check_dataset,
@@ -174,7 +175,7 @@ class LanguageModelingTask:
         return total, int((labels != IGNORED).sum())
 
     def save(self, folder: Path, model: PreTrainedModel) -> None:
-        """See `TrainingTask.save`: safetensors and tokenizer, which transformers loads without further code."""
+        """See `PublishableTask.save`: safetensors and tokenizer, which transformers loads without further code."""
         model.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
 
@@ -183,7 +184,7 @@ class LanguageModelingTask:
         return {}
 
     def card(self, facts: CheckpointFacts) -> str:
-        """See `TrainingTask.card`."""
+        """See `PublishableTask.card`."""
         return run_card(self.run, facts, card_parts(self.run, self.settings, facts))
 
     def draw(self, model: torch.nn.Module, prompts: Sequence[str]) -> Image | None:
@@ -191,12 +192,12 @@ class LanguageModelingTask:
         return None
 
     def memory(self, settings: MemorySettings) -> MemoryEstimate:
-        """See `TrainingTask.memory`."""
+        """See `PublishableTask.memory`."""
         settings = settings.replace(sequence_length=settings.sequence_length or self.settings.sequence_length)
         return estimate_training_memory(self._model_sizes, settings)
 
     def num_parameters(self) -> int:
-        """See `TrainingTask.num_parameters`."""
+        """See `PublishableTask.num_parameters`."""
         return count_parameters(self._model_sizes)
 
     @property

@@ -16,10 +16,11 @@ from pipelines.memory_estimate.estimate import count_parameters, estimate_traini
 from pipelines.memory_estimate.model_presets import ModelSizes
 from pipelines.memory_estimate.settings import MemoryEstimate, MemorySettings
 from pipelines.training.card.run_card import run_card
+from pipelines.training.publishable_task import CheckpointFacts
 from pipelines.training.run.block_order import BlockOrder
 from pipelines.training.run.span_source import SpanSource, WholeDataset
 from pipelines.training.run.spans import Span
-from pipelines.training.run.task import Batch, BatchSize, CheckpointFacts, NamedBatch, num_samples, size_of_next
+from pipelines.training.run.task import Batch, BatchSize, NamedBatch, num_samples, size_of_next
 from pipelines.training.run.training_run import TrainingRun, stable_seed
 from pipelines.training.tasks.text_to_image.held_out_evaluation import held_out_batches
 from pipelines.training.tasks.text_to_image.image_code_stream import (
@@ -127,7 +128,7 @@ class TextToImageTask:
         return model(**batch, return_logits=False).loss * number, number
 
     def save(self, folder: Path, model: torch.nn.Module) -> None:
-        """See `TrainingTask.save`."""
+        """See `PublishableTask.save`."""
         model.save_pretrained(folder)
         self.processor.save_pretrained(folder)
         copy_codec_code(folder)
@@ -137,11 +138,11 @@ class TextToImageTask:
         return {"codec": (self.processor.image_codec_repository, self.processor.image_codec_revision)}
 
     def card(self, facts: CheckpointFacts) -> str:
-        """See `TrainingTask.card`."""
+        """See `PublishableTask.card`."""
         return run_card(self.run, facts, card_parts(self.run, self.config, facts))
 
     def draw(self, model: torch.nn.Module, prompts: Sequence[str]) -> Image:
-        """See `TrainingTask.draw`: one row of pictures for each prompt."""
+        """See `PublishableTask.draw`: one row of pictures for each prompt."""
         return self._drawer.draw(model, prompts)
 
     @cached_property
@@ -149,11 +150,11 @@ class TextToImageTask:
         return ReelDrawer(self.processor)
 
     def memory(self, settings: MemorySettings) -> MemoryEstimate:
-        """See `TrainingTask.memory`."""
+        """See `PublishableTask.memory`."""
         return estimate_training_memory(self._model_sizes, settings.replace(recompute=self.config.recompute))
 
     def num_parameters(self) -> int:
-        """See `TrainingTask.num_parameters`."""
+        """See `PublishableTask.num_parameters`."""
         return count_parameters(self._model_sizes)
 
     @property
