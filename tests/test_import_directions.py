@@ -31,7 +31,7 @@ REDUCE = f"{AVERAGING}.reduce"
 LEDGER = "pipelines.training.ledger"
 SERVERS, SIGNING, JOINING = "pipelines.features.servers", "pipelines.training.signing", "pipelines.joining"
 ALL_RECORDS = "pipelines.all_records"
-PUBLISHABLE = "pipelines.training.card.publishable_task"
+PUBLISHABLE = "pipelines.training.publishing.publishable_task"
 SPARSE = "pipelines.training.sparse"
 
 MAY_IMPORT = {

@@ -29,7 +29,7 @@ from pipelines.swarm.network_options import NetworkOptions
 from pipelines.swarm.probing.probe import STARTUP_TIMEOUTS, probe_swarm
 from pipelines.swarm.probing.probe_result import SwarmFinding
 from pipelines.training.averaging.wire.codec import averaging_compression, check_codec
-from pipelines.training.card.publishable_task import PublishableTask
+from pipelines.training.publishing.publishable_task import PublishableTask
 from pipelines.training.repository.organiser import link_file
 from pipelines.training.repository.snapshot import RunSnapshot
 from pipelines.training.run.compute_options import ComputeOptions

@@ -16,7 +16,7 @@ from huggingface_hub.utils import get_session
 from hub_tools.endpoint import current_endpoint
 from hub_tools.one_line_errors import explain_error
 from pipelines.doctor.check_result import CheckResult, fail, ok, warn
-from pipelines.training.card.publishable_task import PublishableTask
+from pipelines.training.publishing.publishable_task import PublishableTask
 from pipelines.training.run.task import Batch
 
 Value = TypeVar("Value")

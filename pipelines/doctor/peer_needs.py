@@ -3,7 +3,7 @@
 from hub_tools.foreign.downloads import listed_files
 from pipelines.doctor.machine_checks import PeerNeeds
 from pipelines.memory_estimate.settings import MemorySettings
-from pipelines.training.card.publishable_task import PublishableTask
+from pipelines.training.publishing.publishable_task import PublishableTask
 from pipelines.training.repository.snapshot import RunSnapshot
 from pipelines.training.run.compute_options import ComputeOptions
 

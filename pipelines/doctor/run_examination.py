@@ -19,9 +19,9 @@ from pipelines.features.servers.complaints import COMPLAINTS, accused_servers
 from pipelines.features.servers.server_record import SERVERS
 from pipelines.swarm.network_options import NetworkOptions
 from pipelines.swarm.probing.probe_result import SwarmFinding
-from pipelines.training.card.publishable_task import PublishableTask
 from pipelines.training.metrics.history import read_history
 from pipelines.training.optimizers.choice import optimizer_parts
+from pipelines.training.publishing.publishable_task import PublishableTask
 from pipelines.training.repository.snapshot import RunSnapshot
 from pipelines.training.run.compute_options import ComputeOptions
 from pipelines.training.run.training_run import TrainingRun

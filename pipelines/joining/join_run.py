@@ -12,10 +12,10 @@ from functools import partial
 
 from pipelines.all_records import ALL_RECORDS
 from pipelines.swarm.network_options import NetworkOptions
-from pipelines.training.card.publishable_task import OpenTask
 from pipelines.training.ledger.leases.leasing import open_lease
 from pipelines.training.peer.entering import Membership, PeerParts, enter_run, hub_username, with_devices
 from pipelines.training.peer.training_peer import RunFinishedError, finished_message
+from pipelines.training.publishing.publishable_task import OpenTask
 from pipelines.training.repository.generation_watch import GenerationWatch, watching_generation
 from pipelines.training.repository.key_list import TrustedKeys
 from pipelines.training.repository.run_bucket import newest_checkpoint

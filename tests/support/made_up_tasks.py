@@ -3,7 +3,7 @@
 import torch
 from torch.nn.functional import pad
 
-from pipelines.training.card.publishable_task import PublishableTask
+from pipelines.training.publishing.publishable_task import PublishableTask
 from pipelines.training.run.task import Batch
 from pipelines.training.run.training_run import TrainingRun
 from pipelines.training.tasks.choice import open_task

@@ -20,10 +20,10 @@ from pipelines.training.auxiliary.publishing.commit_budget import CommitBudget
 from pipelines.training.auxiliary.publishing.hub_publisher import HubPublisher
 from pipelines.training.auxiliary.publishing.publication_spool import PublicationSpool
 from pipelines.training.auxiliary.snapshot_tasks import SnapshotTask, SnapshotWorker
-from pipelines.training.card.publishable_task import PublishableTask
 from pipelines.training.metrics.reel import ProgressReel
 from pipelines.training.metrics.run_metrics import RunMetrics
 from pipelines.training.metrics.trackers import Trackers
+from pipelines.training.publishing.publishable_task import PublishableTask
 from pipelines.training.repository.organiser import needed_organiser, organiser_here
 from pipelines.training.run.versions import package_version
 from pipelines.training.signing.publisher_keys import PublisherKey

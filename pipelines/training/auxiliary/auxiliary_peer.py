@@ -31,9 +31,9 @@ from pipelines.training.auxiliary.publishing.publication_spool import Publicatio
 from pipelines.training.auxiliary.publishing.publisher_election import Candidacy, candidacy, elect, proven_keys
 from pipelines.training.auxiliary.side_threads import PublishingThread, RoundThread
 from pipelines.training.auxiliary.snapshot_tasks import SnapshotWorker
-from pipelines.training.card.publishable_task import PublishableTask
 from pipelines.training.metrics.epoch_summary import EpochSummary, should_publish
 from pipelines.training.metrics.stalls import StallNews, StallWatch
+from pipelines.training.publishing.publishable_task import PublishableTask
 from pipelines.training.repository.key_list import PUBLISHER
 from pipelines.training.state.checkpoint_tensors import RunState, load_training_state
 from pipelines.training.swarm_optimizer.assembly import make_optimizer

@@ -39,7 +39,7 @@ from pipelines.training.repository.snapshot import RunSnapshot
 from pipelines.training.run.training_run import TrainingRun
 
 if TYPE_CHECKING:
-    from pipelines.training.card.publishable_task import PublishableTask
+    from pipelines.training.publishing.publishable_task import PublishableTask
 
 logger = logging.getLogger(__name__)
 

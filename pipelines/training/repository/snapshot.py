@@ -51,7 +51,7 @@ from pipelines.training.repository.manifest import (
 from pipelines.training.run.training_run import TrainingRun
 
 if TYPE_CHECKING:
-    from pipelines.training.card.publishable_task import PublishableTask
+    from pipelines.training.publishing.publishable_task import PublishableTask
 
 logger = logging.getLogger(__name__)
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from pipelines.training.card.publishable_task import Processor, PublishableTask, RunRequest
+from pipelines.training.publishing.publishable_task import Processor, PublishableTask, RunRequest
 from pipelines.training.run.setting_list import Setting, settings_of_runs
 from pipelines.training.run.training_run import TrainingRun
 

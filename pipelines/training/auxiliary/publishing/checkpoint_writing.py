@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 
-from pipelines.training.card.publishable_task import PublishableTask
+from pipelines.training.publishing.publishable_task import PublishableTask
 from pipelines.training.state.checkpoint_tensors import RunState, save_training_state
 
 

@@ -24,8 +24,8 @@ from pipelines.training.auxiliary.publishing.bucket_publisher import BucketPubli
 from pipelines.training.auxiliary.publishing.commit_budget import CommitBudget
 from pipelines.training.auxiliary.publishing.publication_spool import PublicationSpool, SpooledCheckpoint
 from pipelines.training.auxiliary.publishing.shown_files import Additions, ShownFiles, outdated
-from pipelines.training.card.publishable_task import PublishableTask
 from pipelines.training.metrics.run_metrics import MetricsMark, RunMetrics
+from pipelines.training.publishing.publishable_task import PublishableTask
 from pipelines.training.repository.announcements import announce_auxiliary, announced_entries
 from pipelines.training.repository.epoch_tags import drop_old_optimizer_states, tag_epoch
 from pipelines.training.repository.key_list import PUBLISHER, KeyList, TrustedKeys

@@ -18,11 +18,11 @@ from hub_tools.run_files import (
 from pipelines.training.auxiliary.publishing.publication_spool import SpooledCheckpoint
 from pipelines.training.card.header import organisers_header
 from pipelines.training.card.licences import NOT_KNOWN, sources_of
-from pipelines.training.card.publishable_task import CheckpointFacts, PublishableTask, Source
 from pipelines.training.metrics.evaluation.result_files import results_yaml
 from pipelines.training.metrics.loss_curve import draw_loss_curve
 from pipelines.training.metrics.reel import read_index, take_over_reel
 from pipelines.training.metrics.run_metrics import RunMetrics
+from pipelines.training.publishing.publishable_task import CheckpointFacts, PublishableTask, Source
 from pipelines.training.repository.snapshot import RunSnapshot
 from pipelines.training.state.checkpoint_tensors import num_parameters_in, run_state_in
 

@@ -15,8 +15,8 @@ from pipelines.image_codes.shard_blocks import ShardBlocks
 from pipelines.memory_estimate.estimate import count_parameters, estimate_training_memory
 from pipelines.memory_estimate.model_presets import ModelSizes
 from pipelines.memory_estimate.settings import MemoryEstimate, MemorySettings
-from pipelines.training.card.publishable_task import CheckpointFacts
 from pipelines.training.card.run_card import run_card
+from pipelines.training.publishing.publishable_task import CheckpointFacts
 from pipelines.training.run.block_order import BlockOrder
 from pipelines.training.run.span_source import SpanSource, WholeDataset
 from pipelines.training.run.spans import Span

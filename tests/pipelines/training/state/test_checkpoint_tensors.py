@@ -18,10 +18,10 @@ from modeling_dalle_collab import DalleCollabForConditionalGeneration, DalleColl
 from pipelines.data_preparation.tokenizer_training import train_tokenizer
 from pipelines.image_codes.codec_code import CODEC_CODE_FILES
 from pipelines.training.auxiliary.publishing.checkpoint_writing import write_checkpoint
-from pipelines.training.card.publishable_task import CheckpointFacts, Source
 from pipelines.training.metrics.epoch_summary import EpochSummary
 from pipelines.training.metrics.loss_curve import draw_loss_curve
 from pipelines.training.optimizers.choice import optimizer_parts
+from pipelines.training.publishing.publishable_task import CheckpointFacts, Source
 from pipelines.training.state.checkpoint_tensors import (
     RunState,
     load_training_state,
