@@ -21,7 +21,7 @@ from pipelines.serving.blocks.spans import LayerSpan, check_layers, load_span, s
 from pipelines.serving.blocks.weights import PublishedModel, find_model
 from pipelines.serving.entering import PlaceInSwarm
 from pipelines.serving.memory import free_memory, memory_for_others
-from pipelines.serving.offer import ServingOptions
+from pipelines.serving.offer import Offer, ServingOptions
 from pipelines.swarm.streams.askers import Asker
 from pipelines.swarm.streams.quotas import Quota
 from pipelines.swarm.streams.server import Service
@@ -71,7 +71,7 @@ class ServedLayers:
         return cls(model=model, epoch=int((snapshot.run_state or {}).get("epoch", 0)), layers=layers)
 
 
-class LayersOffer:
+class LayersOffer(Offer):
     """See `Offer`: consecutive layers."""
 
     def __init__(self, snapshot: RunSnapshot, options: ServingOptions, device: str) -> None:
@@ -81,7 +81,6 @@ class LayersOffer:
         self._memory = Quota("bytes of caches", per_peer=0, in_all=0)
 
     def choose(self, place: PlaceInSwarm, hear: Hear) -> Mapping[str, Any]:
-        """See `Offer.choose`."""
         self._place, self._peer = place, place.dht.peer_id.to_base58()
         self._watch = MoveWatch(self._peer)
         if self._options.layers() is None:
@@ -101,7 +100,6 @@ class LayersOffer:
         return [self._service]
 
     def record(self) -> Mapping[str, Any]:
-        """See `Offer.record`."""
         now = self._now
         return dict(
             state=self._state,
@@ -114,7 +112,6 @@ class LayersOffer:
         )
 
     def report(self) -> BlockReport:
-        """See `Offer.report`."""
         now = self._now
         return BlockReport(
             state=self._state,
@@ -126,7 +123,6 @@ class LayersOffer:
         )
 
     def renew(self, newest: RunSnapshot | None) -> Mapping[str, Any] | None:
-        """See `Offer.renew`."""
         if newest is not None:
             better = ServedLayers.find(newest, self._now.layers)
         elif self._options.layers() is None and (moved := self._better_layers()) is not None:
