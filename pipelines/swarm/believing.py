@@ -15,7 +15,7 @@ from pipelines.swarm.record_limits import MOST_BYTES
 
 Record = TypeVar("Record", bound=BaseModel)
 
-Entry = tuple[Any, Any, Any]
+Entry = tuple[object, object, object]
 """Owner, values and token of a record; a stranger's may be anything."""
 
 
@@ -35,7 +35,7 @@ def believed_records(
     return found
 
 
-def signed_values(key: str, dictionary: Mapping[Any, Any]) -> dict[bytes, Any]:
+def signed_values(key: str, dictionary: Mapping[bytes, Any]) -> dict[bytes, object]:
     """Return what the owners of a DHT key's sub-keys have signed; `dictionary` is as another node has sent it."""
     signature, key_id, found = RSASignatureValidator(), DHTID.generate(source=key).to_bytes(), {}
     for owner, entry in dictionary.items():

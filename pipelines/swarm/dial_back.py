@@ -6,9 +6,9 @@ in both directions. So the asked peer opens a new TCP connection, only ever to t
 
 import asyncio
 import time
-from typing import Any
 
 import hivemind
+from hivemind.dht.node import DHTNode
 from hivemind.p2p import P2P, P2PContext, PeerID
 from hivemind.proto import runtime_pb2
 from hivemind.utils import MSGPackSerializer
@@ -92,7 +92,7 @@ async def seen_address(p2p: P2P, peer: PeerID) -> PeerAddress | None:
     return None
 
 
-async def _offer(_dht: hivemind.DHT, node: Any) -> None:
+async def _offer(_dht: hivemind.DHT, node: DHTNode) -> None:
     await DialBack(node.p2p).add_p2p_handlers(node.p2p)
 
 

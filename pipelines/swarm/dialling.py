@@ -7,9 +7,13 @@ import socket
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from pipelines.admission.settings import customer_of
+
+if TYPE_CHECKING:  # who dials plain TCP need not have hivemind
+    from hivemind.p2p import P2P, PeerID
+    from hivemind.utils.multiaddr import Multiaddr
 
 GREETING = b"\x13/multistream/1.0.0\n"
 """What every libp2p node sends first on a TCP connection."""
@@ -121,10 +125,8 @@ async def call(address: PeerAddress, timeout: float) -> Call:
     return Call(address=address.text, outcome="answered", seconds=seconds)
 
 
-async def connect(p2p: Any, peer: Any, addresses: Sequence[Any]) -> None:
+async def connect(p2p: "P2P", peer: "PeerID", addresses: "Sequence[Multiaddr]") -> None:
     """Have a libp2p daemon connect to a peer at these multiaddresses, which hivemind does only as it starts one.
-
-    `p2p`, `peer`, `addresses`: hivemind's `P2P`, `PeerID` and `Multiaddr`, which diallers of plain TCP need not import.
 
     Raises:
         ControlFailure: no address leads to that peer.

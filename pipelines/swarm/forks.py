@@ -14,9 +14,10 @@ import multiprocessing
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
+import hivemind
 import torch
+from hivemind.dht.node import DHTNode
 from hivemind.p2p import P2P
 from hivemind.utils import mpfuture
 
@@ -68,7 +69,7 @@ def set_aside_what_exists() -> None:
     gc.collect()  # of nothing: Python remembers how much it has gone through, and waits for a quarter of that
 
 
-async def tidy_node(dht: Any, node: Any) -> None:
+async def tidy_node(dht: hivemind.DHT, node: DHTNode) -> None:
     """Do both in the DHT's process; a coroutine for `hivemind.DHT.run_coroutine`."""
     set_aside_what_exists()
     forget_ended_calls(node.p2p)
@@ -85,10 +86,10 @@ def forget_ended_calls(p2p: P2P) -> None:
         control._handler_tasks = CallsInProgress(control._handler_tasks)
 
 
-class CallsInProgress(dict[Any, asyncio.Task[None]]):
+class CallsInProgress(dict[object, asyncio.Task[None]]):
     """Tasks that answer calls, by the call's id; those that have ended are not in it."""
 
-    def __setitem__(self, call: Any, task: asyncio.Task[None]) -> None:
+    def __setitem__(self, call: object, task: asyncio.Task[None]) -> None:
         """Add a task until it ends, in whatever way."""
         super().__setitem__(call, task)
         task.add_done_callback(lambda _task: self.pop(call, None))

@@ -107,7 +107,7 @@ def _start_dht(
     own_group: bool,
 ) -> SwarmDHT:
     """Start the node; a daemon that is slow to start, or entries slow to answer, get one more and longer chance."""
-    failure: BaseException | None = None
+    failure: BaseException = TimeoutError()
     for share in (1.0, LONGER_STARTUP):
         try:
             dht = SwarmDHT(

@@ -128,13 +128,13 @@ class BoundedStorage(DHTLocalStorage):
 
     def __init__(self) -> None:
         super().__init__()
-        self._callers: dict[DHTID, dict[Any, PeerID]] = {}
+        self._callers: dict[DHTID, dict[object, PeerID]] = {}
         """Who has brought which owner, by key."""
 
         self.known: Collection[str] = ()
         """Names of the peers for which places are kept; see `keep_places`."""
 
-    def store(self, key: DHTID, value: Any, expiration_time: float, subkey: Any = None) -> bool:
+    def store(self, key: DHTID, value: object, expiration_time: float, subkey: object = None) -> bool:
         """See `DHTLocalStorage.store`."""
         has_room = key in self or len(self) < MOST_KEYS
         is_stored = has_room and super().store(key, value, expiration_time, subkey)
@@ -146,7 +146,7 @@ class BoundedStorage(DHTLocalStorage):
         found = super().get(key)
         return None if found is None else ValueWithExpiration(copied(found.value), found.expiration_time)
 
-    def store_subkey(self, key: DHTID, subkey: Any, value: bytes, expiration_time: float) -> bool:
+    def store_subkey(self, key: DHTID, subkey: object, value: bytes, expiration_time: float) -> bool:
         """See `DHTLocalStorage.store_subkey`."""
         held = super().get(key)
         owners = held.value if held is not None and isinstance(held.value, DictionaryDHTValue) else DictionaryDHTValue()
@@ -158,7 +158,7 @@ class BoundedStorage(DHTLocalStorage):
             return self.store(key, owners, expiration_time) and is_stored
         return is_stored and owners is held.value
 
-    def _may_bring(self, key: DHTID, owner: Any, owners: DictionaryDHTValue) -> bool:
+    def _may_bring(self, key: DHTID, owner: object, owners: DictionaryDHTValue) -> bool:
         caller = CALLER.get()
         is_known = caller is None or sender_name(caller.to_base58()) in self.known
         if len(owners) >= MOST_OWNERS - (0 if is_known else PLACES_OF_THE_KNOWN):
@@ -175,11 +175,11 @@ class BoundedStorage(DHTLocalStorage):
 class NoCache(DHTLocalStorage):
     """Keeps nothing: a node that has one answers from it, and whoever fills it for a day hides what is stored since."""
 
-    def store(self, key: DHTID, value: Any, expiration_time: float, subkey: Any = None) -> bool:
+    def store(self, key: DHTID, value: object, expiration_time: float, subkey: object = None) -> bool:
         """See `DHTLocalStorage.store`."""
         return False
 
-    def store_subkey(self, key: DHTID, subkey: Any, value: bytes, expiration_time: float) -> bool:
+    def store_subkey(self, key: DHTID, subkey: object, value: bytes, expiration_time: float) -> bool:
         """See `DHTLocalStorage.store_subkey`."""
         return False
 
@@ -223,7 +223,7 @@ def without_invalid(protocol: DHTProtocol, key: bytes, dictionary: DictionaryDHT
     return True
 
 
-def _is_valid(protocol: DHTProtocol, key: bytes, owner: Any, value: Any, expiration_time: Any) -> bool:
+def _is_valid(protocol: DHTProtocol, key: bytes, owner: object, value: bytes, expiration_time: float) -> bool:
     try:
         return protocol._validate_record(key, protocol.serializer.dumps(owner), value, expiration_time)
     except Exception:  # whatever a stranger's bytes are
@@ -245,7 +245,7 @@ async def find_bounded(find: Callable[..., Awaitable[Any]], peer: PeerID, keys: 
 def _dated(found: ValueWithExpiration | None) -> ValueWithExpiration | None:
     if found is None or not isinstance(found.value, DictionaryDHTValue):
         return found
-    owners = copied(found.value)
+    owners: DictionaryDHTValue = copied(found.value)
     return ValueWithExpiration(owners, owners.latest_expiration_time) if owners else None
 
 

@@ -13,7 +13,7 @@ import hivemind
 from hivemind.dht.crypto import RSASignatureValidator
 from hivemind.dht.schema import BytesWithPublicKey, SchemaValidator
 from hivemind.optim.progress_tracker import LocalTrainingProgress, TrainingProgressSchema
-from hivemind.utils import get_dht_time
+from hivemind.utils import ValueWithExpiration, get_dht_time
 from pydantic.v1 import BaseModel, constr, create_model
 
 from pipelines.admission.client import PeerAdmission
@@ -64,7 +64,7 @@ ANCHORS = RecordKind("anchors", AnchorRecord)
 PROGRESS = RecordKind("progress", LocalTrainingProgress)
 """Written by hivemind, which has a schema of its own for it."""
 
-CORE_RECORDS = (
+CORE_RECORDS: tuple[RecordKind, ...] = (
     *(METRICS, INTRODUCTIONS, AUXILIARIES, STATES, ANCHORS),
     RecordKind("grad_averager_searches", SearchRecord),
 )
@@ -94,7 +94,7 @@ class Reporter:
 
 
 class _Tokens(BaseModel):
-    admissions: dict[BytesWithPublicKey, constr(max_length=MAX_TOKEN_CHARACTERS)]
+    admissions: dict[BytesWithPublicKey, constr(max_length=MAX_TOKEN_CHARACTERS)]  # type: ignore[valid-type]
 
 
 class KindsValidator(SchemaValidator):
@@ -109,7 +109,7 @@ class KindsValidator(SchemaValidator):
         super().__init__(create_model("_SwarmRecords", __module__=__name__, **fields), prefix=prefix)
         self._made_of = kinds, prefix
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return type(self), self._made_of
 
 
@@ -125,7 +125,8 @@ class SwarmRecords:
         kinds: Iterable[RecordKind] = (),
     ) -> None:
         """`admission` is this peer's; None: nothing is checked, and all records count. `kinds` are the features'."""
-        self._dht, self._run_id, self._kinds = dht, run_id, (*CORE_RECORDS, *kinds)
+        self._dht, self._run_id = dht, run_id
+        self._kinds: list[RecordKind] = [*CORE_RECORDS, *kinds]
         self._signature = RSASignatureValidator()
         self.admissions = AdmissionRecords(dht, run_id, admission=admission)
         """Decides whose records count; shared, because it caches look-ups."""
@@ -274,6 +275,6 @@ class SwarmRecords:
         return list(_parse(found, kind.schema).values())
 
 
-def _parse(found: Any, kind: type[BaseModel]) -> dict[bytes, Any]:
+def _parse(found: ValueWithExpiration | None, schema: type[Record]) -> dict[bytes, Record]:
     values = found.value if found is not None and isinstance(found.value, dict) else {}
-    return {key: kind.parse_obj(entry.value) for key, entry in values.items() if entry.value is not None}
+    return {key: schema.parse_obj(entry.value) for key, entry in values.items() if entry.value is not None}

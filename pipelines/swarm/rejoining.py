@@ -9,7 +9,6 @@ import math
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
-from typing import Any
 
 import hivemind
 from hivemind.dht.node import DHTNode
@@ -87,7 +86,7 @@ async def _stay_joined(node: DHTNode, addresses: Mapping[PeerID, Sequence[Multia
 
 async def _ask(node: DHTNode, peer: PeerID, addresses: Sequence[Multiaddr]) -> None:
     """Ping a node, so that both sides know each other again; raises if that fails."""
-    protocol: Any = node.protocol
+    protocol = node.protocol
     if addresses:  # after hours libp2p has forgotten them
         async with asyncio.timeout(protocol.wait_timeout):
             await connect(protocol.p2p, peer, addresses)
@@ -130,7 +129,7 @@ async def _watch_the_clock(node: DHTNode) -> None:
 
 async def _ahead(node: DHTNode, peer: PeerID) -> float:
     """Return the seconds by which another node is ahead of the swarm's time as it is kept here; raises if it fails."""
-    protocol: Any = node.protocol
+    protocol = node.protocol
     asked = SWARM_TIME()
     request = dht_pb2.PingRequest(peer=protocol.node_info, validate=False)
     reply = await protocol.get_stub(peer).rpc_ping(request, timeout=protocol.wait_timeout)

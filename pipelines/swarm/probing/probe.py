@@ -16,6 +16,7 @@ from hivemind.dht.storage import DictionaryDHTValue
 from hivemind.p2p import P2P, P2PDaemonError, PeerID
 from hivemind.p2p.p2p_daemon_bindings.utils import ControlFailure
 from hivemind.proto import dht_pb2
+from hivemind.utils.auth import AuthorizerBase
 from hivemind.utils.multiaddr import Multiaddr
 
 from pipelines.admission.tokens import TokenCheck
@@ -46,7 +47,7 @@ def probe_swarm(
     options: NetworkOptions,
     *,
     startup_timeouts: Sequence[float] = STARTUP_TIMEOUTS,
-    authorizer: Any = None,
+    authorizer: AuthorizerBase | None = None,
     check: TokenCheck | None = None,
     kinds: Collection[RecordKind] = (),
     now: Callable[[], float] = time.time,
@@ -106,7 +107,7 @@ class _Probe:
     def __init__(
         self,
         p2p: P2P,
-        authorizer: Any,
+        authorizer: AuthorizerBase | None,
         check: TokenCheck | None,
         kinds: Collection[RecordKind],
         now: Callable[[], float],
@@ -225,15 +226,16 @@ class _Probe:
             records[kind] = believed_records(kind.schema, entries, self._check, now=self._now())
         return dataclasses.replace(found, records=records)
 
-    async def _signed(self, entry: EntryFinding, key: str) -> dict[bytes, Any]:
+    async def _signed(self, entry: EntryFinding, key: str) -> dict[bytes, object]:
         """Return the signed values under a key of the run, by owner, starting from an entry peer."""
         return signed_values(key, (await self._lookup(entry.peer_id, DHTID.generate(source=key)))[0])
 
-    async def _lookup(self, start: str, target: DHTID) -> tuple[dict[Any, Any], set[str]]:
+    async def _lookup(self, start: str, target: DHTID) -> tuple[dict[bytes, Any], set[str]]:
         """Walk towards an id as Kademlia does; return the dictionary stored there and the peers found on the way."""
         first = PeerID.from_base58(start)
         waiting: dict[DHTID | None, PeerID] = {None: first}
-        asked, met, records = set(), {start}, {}
+        asked: set[PeerID] = set()
+        met, records = {start}, {}
         while waiting and len(asked) < MOST_LOOKUP_CALLS:
             nearest_first = sorted(waiting, key=lambda node: -1 if node is None else target.xor_distance(node))
             peers = [waiting.pop(node) for node in nearest_first[:NODES_PER_ROUND]]

@@ -9,7 +9,7 @@ import asyncio
 import enum
 import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -141,7 +141,7 @@ def _unpacked(content: bytes) -> tuple[dict[str, Any], list[tuple[str, str, list
     return body, listed
 
 
-def _names_a_tensor(entry: Any) -> bool:
+def _names_a_tensor(entry: Sequence[object]) -> bool:
     name, dtype, shape = entry
     return (
         isinstance(name, str)

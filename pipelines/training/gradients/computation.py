@@ -91,7 +91,8 @@ def _compiled(model: torch.nn.Module) -> torch.nn.Module:
         model.compile_layers()
         return model
     torch._dynamo.config.suppress_errors = True  # what cannot be compiled runs as it is, and the log says so
-    return torch.compile(model)
+    compiled: torch.nn.Module = torch.compile(model)  # type: ignore[assignment]  # of a module it is one
+    return compiled
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,6 +4,7 @@
 """
 
 import math
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, ClassVar
 
@@ -75,7 +76,7 @@ class Lamb(torch.optim.Optimizer):
         length = global_norm(self)
         return min(1.0, self.max_gradient_norm / (length + 1e-6)) if self.max_gradient_norm else 1.0
 
-    def _update(self, parameter: torch.Tensor, gradient: torch.Tensor, group: dict[str, Any], scale: float) -> None:
+    def _update(self, parameter: torch.Tensor, gradient: torch.Tensor, group: Mapping[str, Any], scale: float) -> None:
         state = self.state[parameter]
         state["step"] += 1
         flat, direction = parameter.detach().view(-1), torch.empty_like(gradient)
@@ -90,7 +91,7 @@ class Lamb(torch.optim.Optimizer):
     def _update_span(
         self,
         state: dict[str, torch.Tensor],
-        group: dict[str, Any],
+        group: Mapping[str, Any],
         scale: float,
         gradient: torch.Tensor,
         parameter: torch.Tensor,

@@ -1,6 +1,7 @@
 """Muon (Jordan et al., 2024): matrices step along their orthogonalised momentum, all else as with AdamW."""
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -42,7 +43,7 @@ class Muon(AdamW):
     def _update_span(
         self,
         state: dict[str, torch.Tensor],
-        group: dict[str, Any],
+        group: Mapping[str, Any],
         scale: float,
         gradient: torch.Tensor,
         parameter: torch.Tensor,

@@ -83,7 +83,7 @@ def _parameters(groups: list[dict[str, Any]]) -> list[torch.Tensor]:
     return [parameter for group in groups for parameter in group["params"]]
 
 
-def _cloned(value: Any) -> Any:
+def _cloned(value: object) -> object:
     return value.clone() if isinstance(value, torch.Tensor) else value
 
 

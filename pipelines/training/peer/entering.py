@@ -129,7 +129,7 @@ class Membership:
                 batch_size=batch_size,
                 seed=self.seed,
                 shuffle_buffer_size=compute.shuffle_buffer_size,
-                spans=self.lease and self.lease.spans,
+                spans=None if self.lease is None else self.lease.spans,
             )
 
         self.peer.ask_for_lease()

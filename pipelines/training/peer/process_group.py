@@ -133,3 +133,4 @@ def guard_process_group(limit_seconds: float | None = None) -> int:
         print(f"Its {limit_seconds:g} seconds were up.", file=sys.stderr, flush=True)
     # A worker that exits by itself has shut its children down; a grace period would only keep orphans longer.
     os.killpg(os.getpgrp(), signal.SIGKILL)
+    os._exit(1)  # not reached: the guard is in the group, too

@@ -152,7 +152,7 @@ class TrainingPeer:
             run=self.run.to_json(),
             place=self._place,
             device_type=torch.device(self.compute.device).type,
-            num_devices=self.compute.num_devices,
+            num_devices=self.compute.num_devices or 1,
             precision=self._precision,
             compiled=self._is_compiled,
             cpu_threads=self.compute.cpu_threads,

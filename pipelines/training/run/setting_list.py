@@ -9,7 +9,6 @@ import inspect
 import textwrap
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from pipelines.training.run.sections import SECTIONS
 from pipelines.training.run.training_run import TrainingRun
@@ -68,7 +67,7 @@ class Setting:
     """What `run create --set NAME=VALUE` takes."""
 
     name: str
-    default: Any
+    default: object
     meaning: str
     group: str
     """A title for people."""
@@ -83,7 +82,7 @@ def settings_of_runs() -> list[Setting]:
     return found
 
 
-def settings_in(kind: Any, group: str) -> list[Setting]:
+def settings_in(kind: type, group: str) -> list[Setting]:
     """Return the fields that a dataclass itself defines, each with the string below it."""
     body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0].body  # type: ignore[attr-defined]
     found, defaults = [], {item.name: item for item in dataclasses.fields(kind)}
@@ -99,7 +98,7 @@ def settings_in(kind: Any, group: str) -> list[Setting]:
     return found
 
 
-def _default(item: dataclasses.Field) -> Any:
+def _default(item: dataclasses.Field) -> object:
     if item.default is not dataclasses.MISSING:
         return list(item.default) if isinstance(item.default, tuple) else item.default
     return item.default_factory() if item.default_factory is not dataclasses.MISSING else None
