@@ -29,7 +29,7 @@ PROCESSES = "pipelines.process_table"
 ARITHMETIC = ("pipelines.equal_arithmetic", "pipelines.block_quantisation")
 REDUCE = f"{AVERAGING}.reduce"
 LEDGER = "pipelines.training.ledger"
-SPARSE = "pipelines.training.sparse"
+SPARSE = "pipelines.features.sparse"
 
 MAY_IMPORT = {
     "modeling_dalle_collab": (),
@@ -57,13 +57,13 @@ MAY_IMPORT = {
     f"{AVERAGING}.wire": (RUN, REDUCE, *ARITHMETIC),
     f"{AVERAGING}.group": (RUN,),
     f"{AVERAGING}.bandwidth": (RUN, SWARM, HUB),
-    SPARSE: ARITHMETIC,
-    AVERAGING: (RUN, SPARSE, ADMISSION, SWARM, CHILDREN, *ARITHMETIC),
+    AVERAGING: (RUN, ADMISSION, SWARM, CHILDREN, *ARITHMETIC),
     METRICS: (RUN, REPOSITORY, SWARM, LEDGER, HUB),
     CARD: (RUN, METRICS, HUB),
     STATE: (OPTIMIZERS, REPOSITORY, ADMISSION, SWARM, AVERAGING, HUB),
     LEDGER: (RUN, REPOSITORY, SWARM, STATE, GRADIENTS, OPTIMIZERS, HUB),
-    SWARM_OPTIMIZER: (RUN, OPTIMIZERS, GRADIENTS, SPARSE, ADMISSION, SWARM, AVERAGING, STATE, CHILDREN),
+    SWARM_OPTIMIZER: (RUN, OPTIMIZERS, GRADIENTS, ADMISSION, SWARM, AVERAGING, STATE, CHILDREN),
+    SPARSE: (RUN, GRADIENTS, ADMISSION, SWARM, AVERAGING, STATE, SWARM_OPTIMIZER, *ARITHMETIC),
     STREAMING: (RUN, HUB),
     TASK: (RUN, STATE, METRICS, CARD, STREAMING, MEMORY, CODES, *LIBRARIES),
     LANGUAGE: (RUN, STATE, METRICS, CARD, STREAMING, MEMORY, HUB, *BLOCKS),
@@ -171,6 +171,7 @@ PRICED = {
     "hivemind": (
         "pipelines/swarm/",
         "pipelines/admission/",
+        "pipelines/features/sparse/",
         "pipelines/training/averaging/",
         "pipelines/training/state/",
         "pipelines/training/swarm_optimizer/",
@@ -335,6 +336,15 @@ def test_an_import_in_the_right_direction_is_fine(tmp_path, file, source):
     (tmp_path / file).parent.mkdir(parents=True)
     (tmp_path / file).write_text(source + "\n")
     assert violations(tmp_path) == []
+
+
+CORE = (ADMISSION, SWARM, RUN, GRADIENTS, OPTIMIZERS, AVERAGING, STATE, SWARM_OPTIMIZER, PEER)
+FEATURES = "pipelines.features"
+
+
+def test_the_core_may_import_no_feature():
+    rules = {part: allowed for part, allowed in MAY_IMPORT.items() if is_inside(part, CORE)}
+    assert {part for part, allowed in rules.items() if any(is_inside(name, (FEATURES,)) for name in allowed)} == set()
 
 
 def test_spaces_is_no_package():

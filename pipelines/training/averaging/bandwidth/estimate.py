@@ -12,7 +12,7 @@ BYTES_PER_VALUE = {"none": 4, "float16": 2, "blockwise_8bit": 1}
 
 SPARSE_CHUNK, SPARSE_BITS_BESIDE_INDEX = 4096, 3.5
 """Of each value that a sparse round sends: a code of 2 bits, and what the index takes above log2 of the chunk over
-those sent (`sparse/codec.py:SparseCodec`; right to 3 %)."""
+those sent (`features/sparse/codec.py:SparseCodec`; right to 3 %)."""
 
 
 def least_mbit(run: TrainingRun, num_parameters: int) -> float:

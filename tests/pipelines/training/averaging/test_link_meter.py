@@ -14,6 +14,7 @@ from hivemind.averaging.allreduce import AveragingMode
 from hivemind.utils import MSGPackSerializer
 
 from pipelines.doctor.link_checks import check_round, remember_link, remembered_link
+from pipelines.features.sparse.codec import SparseCodec
 from pipelines.training.averaging.bandwidth.claims import read_statement
 from pipelines.training.averaging.bandwidth.division import Division, gain_of_help
 from pipelines.training.averaging.bandwidth.estimate import round_line, sparse_bytes
@@ -21,7 +22,6 @@ from pipelines.training.averaging.bandwidth.link_meter import HEADROOM, PACE, PR
 from pipelines.training.averaging.bandwidth.shares import Link, Member
 from pipelines.training.averaging.bandwidth.tcp_counters import Traffic, daemon_of, traffic_of
 from pipelines.training.run.training_run import TrainingRun
-from pipelines.training.sparse.codec import SparseCodec
 
 MEGABIT = 125_000
 

@@ -10,13 +10,13 @@ from contribution_material import EPOCH, SIZES, content, gathered, peer
 from hivemind.p2p import PeerID
 from hivemind.utils import MSGPackSerializer
 
-from pipelines.training.averaging.contributions.announcement import (
+from pipelines.features.sparse.announcement import (
     MOST_RECORDED,
     Announcement,
     announced_in,
     drawn_order,
 )
-from pipelines.training.averaging.contributions.shelf import MOST_GIFTS, MOST_TAKEN, Shelf
+from pipelines.features.sparse.shelf import MOST_GIFTS, MOST_TAKEN, Shelf
 from pipelines.training.averaging.group.group_data import mode_of
 
 

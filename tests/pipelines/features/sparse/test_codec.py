@@ -12,7 +12,7 @@ import pytest
 import torch
 from sparse_progress import CHUNK, SHAPES, K, decoded, made_up
 
-from pipelines.training.sparse.codec import LEVELS_START, MARK, MOST_SAMPLES, SparseCodec
+from pipelines.features.sparse.codec import LEVELS_START, MARK, MOST_SAMPLES, SparseCodec
 
 SETTINGS = [(256, 16), (256, 1), (64, 64), (64, 40), (1000, 32), (4096, 64), (1, 1), (2**16, 500)]
 MUTATIONS = 1500

@@ -6,8 +6,8 @@ import pytest
 import torch
 from sparse_progress import CHUNK, SHAPES, K, decoded, made_up
 
-from pipelines.training.sparse.codec import SparseCodec
-from pipelines.training.sparse.error_feedback import ErrorFeedback
+from pipelines.features.sparse.codec import SparseCodec
+from pipelines.features.sparse.error_feedback import ErrorFeedback
 
 
 @pytest.fixture

@@ -15,9 +15,9 @@ from hivemind.proto import averaging_pb2, runtime_pb2
 from hivemind.utils import MSGPackSerializer
 from hivemind.utils.asyncio import aiter_with_timeout, anext, as_aiter
 
+from pipelines.features.sparse.announcement import DIGEST_BYTES, Announcement
+from pipelines.features.sparse.shelf import Shelf
 from pipelines.swarm.upload_limit import UploadLimit, pass_bytes
-from pipelines.training.averaging.contributions.announcement import DIGEST_BYTES, Announcement
-from pipelines.training.averaging.contributions.shelf import Shelf
 from pipelines.training.averaging.wire.streams import open_greeted
 
 CHUNK_BYTES = 2**15

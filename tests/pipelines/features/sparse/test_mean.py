@@ -8,8 +8,8 @@ import pytest
 import torch
 from sparse_progress import CHUNK, SHAPES, K, decoded, made_up
 
-from pipelines.training.sparse.codec import SparseCodec
-from pipelines.training.sparse.mean import mean, norm_scales, share_to_send_again
+from pipelines.features.sparse.codec import SparseCodec
+from pipelines.features.sparse.mean import mean, norm_scales, share_to_send_again
 
 
 @pytest.fixture

@@ -17,17 +17,17 @@ from hivemind.utils import MSGPackSerializer
 from hivemind.utils.asyncio import as_aiter
 
 from pipelines.admission.averaging_gate import GroupSignatures
-from pipelines.training.averaging.contributions.announcement import (
+from pipelines.features.sparse.announcement import (
     Announcement,
     agreed_records,
 )
-from pipelines.training.averaging.contributions.deliveries import AlteredError, Deliveries, NotHeldError
-from pipelines.training.averaging.contributions.round import ContributionRound, ContributionTerms
-from pipelines.training.averaging.contributions.shelf import Shelf
+from pipelines.features.sparse.codec import LEVELS_START, MARK, MOST_SAMPLES
+from pipelines.features.sparse.deliveries import AlteredError, Deliveries, NotHeldError
+from pipelines.features.sparse.mean import mean
+from pipelines.features.sparse.round import ContributionRound, ContributionTerms
+from pipelines.features.sparse.shelf import Shelf
 from pipelines.training.averaging.group.avoidance import Avoidance
 from pipelines.training.averaging.reduce.suspects import Offence
-from pipelines.training.sparse.codec import LEVELS_START, MARK, MOST_SAMPLES
-from pipelines.training.sparse.mean import mean
 
 MAX_WEIGHT_RATIO = 8.0
 

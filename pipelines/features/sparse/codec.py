@@ -22,8 +22,8 @@ import numpy as np
 import torch
 
 from pipelines.equal_arithmetic import power
-from pipelines.training.sparse.layout import ChunkLayout
-from pipelines.training.sparse.selection import HIGH, NEGATIVE, largest, quantised
+from pipelines.features.sparse.layout import ChunkLayout
+from pipelines.features.sparse.selection import HIGH, NEGATIVE, largest, quantised
 
 MARK = b"SPG\x02"
 """Version 1 did not say of how many samples the progress is."""

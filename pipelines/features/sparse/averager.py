@@ -1,4 +1,4 @@
-"""An averager whose members give each other small contributions, all of them to everybody, instead of reducing parts.
+"""The averager of sparse progress: members give each other their contributions, all to everybody, and reduce no parts.
 
 Forming groups, trying again, figures and suspects are those of every averager; a `ContributionRound` takes the place of
 the all-reduce. A peer gives its contribution to a fan-out node, if it knows one, while it looks for a group.
@@ -8,7 +8,7 @@ import asyncio
 import logging
 import multiprocessing
 import time
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -16,28 +16,30 @@ from typing import AsyncIterator as StreamOf  # noqa: UP035 - hivemind recognise
 
 import torch
 from hivemind.averaging.allreduce import AveragingMode
+from hivemind.averaging.control import StepControl
 from hivemind.averaging.group_info import GroupInfo
 from hivemind.p2p import P2PContext, PeerID
 from hivemind.proto import averaging_pb2
 from hivemind.utils import MSGPackSerializer
 
 from pipelines.admission.averaging_gate import GroupSignatures
-from pipelines.training.averaging.averager import RobustAverager
-from pipelines.training.averaging.contributions.announcement import (
+from pipelines.features.sparse.announcement import (
     Announcement,
     agreed_records,
     announced_in,
     drawn_order,
     receipt_statement,
 )
-from pipelines.training.averaging.contributions.deliveries import Deliveries
-from pipelines.training.averaging.contributions.round import ContributionRound, ContributionTerms
-from pipelines.training.averaging.contributions.shelf import Shelf
+from pipelines.features.sparse.codec import SparseCodec
+from pipelines.features.sparse.deliveries import Deliveries
+from pipelines.features.sparse.mean import share_to_send_again
+from pipelines.features.sparse.round import ContributionRound, ContributionTerms
+from pipelines.features.sparse.shelf import Shelf
 from pipelines.training.averaging.figures import Round
 from pipelines.training.averaging.group.avoidance import Avoidance
 from pipelines.training.averaging.group.time_limits import AttemptTimes
 from pipelines.training.averaging.wire.streams import until_reader_closes
-from pipelines.training.sparse.codec import SparseCodec
+from pipelines.training.swarm_optimizer.gradient_averager import SwarmGradientAverager
 
 logger = logging.getLogger(__name__)
 
@@ -51,19 +53,23 @@ SECONDS_OF_AN_ATTEMPT = 60.0
 """How long contributions are collected if the averager was given no time-out."""
 
 
-class ContributionAverager(RobustAverager):
-    """Averages contributions; see the module."""
+class SparseGradientAverager(SwarmGradientAverager):
+    """Averages sparse progress; the mean is where averaged gradients are."""
 
+    PROTOCOL_NAME = "SparseGradientAverager"
     round_type: type[ContributionRound] = ContributionRound
     deliveries_type: type[Deliveries] = Deliveries
 
-    def __init__(self, *args: Any, codec: SparseCodec, **kwargs: Any) -> None:
-        """`codec` is the run's, for the tensors of this averager; all else is as in `RobustAverager`."""
-        self.codec = codec
+    def __init__(self, *, parameters: Iterable[torch.nn.Parameter], values_per_chunk: int, **kwargs: Any) -> None:
+        """`values_per_chunk`: how many values of each chunk are sent; all else is as in `SwarmGradientAverager`."""
+        parameters = tuple(parameters)
+        self.codec = codec = SparseCodec([tuple(parameter.shape) for parameter in parameters], k=values_per_chunk)
+        self._contribution: bytes | None = None
+        self._round: StepControl | None = None
         # Shared, before hivemind forks the process that runs the rounds: its pipe fails with messages that do not fit
         # into a socket's buffer, which uvloop makes non-blocking.
-        self._was_taken = multiprocessing.Value("b", 0)
-        self._own_scale = multiprocessing.Value("d", 1.0)
+        self._was_taken = multiprocessing.Value("b", 0)  # by another peer: it may be in the others' mean
+        self._own_scale = multiprocessing.Value("d", 1.0)  # by which the mean has shortened it, as far as is known here
         self._offered = torch.zeros(codec.most_bytes, dtype=torch.uint8).share_memory_()
         self._shelf = Shelf(range(codec.least_bytes, codec.most_bytes + 1))
         self._avoided = Avoidance(FIRST_AVOIDED_SECONDS, LONGEST_AVOIDED_SECONDS)
@@ -79,7 +85,7 @@ class ContributionAverager(RobustAverager):
             sign_receipt=self._sign_receipt,
             note_taken=self._note_taken,
         )
-        super().__init__(*args, **kwargs)
+        super().__init__(parameters=parameters, **kwargs)
 
     @staticmethod
     def times_of_attempts(
@@ -88,23 +94,32 @@ class ContributionAverager(RobustAverager):
         """Return the times of attempts: each at least until a silent sender would be dropped, who has announced."""
         return AttemptTimes(lowest=chunk_seconds, highest=round_seconds)
 
-    def offer(self, content: bytes | None, epoch: int) -> None:
-        """Make this what the peer contributes to the next round, which is that of this epoch; None: nothing."""
+    def contribute(self, content: bytes | None) -> None:
+        """Make this the contribution to the next round; None: this peer has nothing to contribute."""
+        self._contribution, self._round = content, None
+
+    @property
+    def may_have_counted(self) -> bool:
+        """Whether the newest contribution may be in a mean: this peer's own without the others, or theirs."""
+        return self._round is None or (self._round.began_allreduce and bool(self._was_taken.value))
+
+    @property
+    def share_to_send_again(self) -> float:
+        """Which share of the newest contribution counts again, in the next one: all of it, or what the mean has cut."""
+        if not self.may_have_counted:
+            return 1.0
+        return 0.0 if self._round is None else share_to_send_again(self._own_scale.value)
+
+    def step(self, *args: Any, **kwargs: Any) -> Any:
+        """See `GradientAverager.step`. The group hears of the contribution: it is looked for only now."""
+        assert self.epoch_to_average is not None, "a contribution is to the round of an epoch"
         self._was_taken.value, self._own_scale.value = 0, 1.0
-        num_bytes = 0 if content is None else len(content)
-        if content:
-            self._offered[:num_bytes] = torch.frombuffer(bytearray(content), dtype=torch.uint8)
-        self._tell_process("_offer", num_bytes, epoch)
-
-    @property
-    def was_taken(self) -> bool:
-        """Whether another peer has got the newest contribution, so that it may be in the others' mean."""
-        return bool(self._was_taken.value)
-
-    @property
-    def own_scale(self) -> float:
-        """By which factor the mean has shortened the newest contribution, as far as this peer knows."""
-        return self._own_scale.value
+        num_bytes = len(self._contribution or b"")
+        if self._contribution:
+            self._offered[:num_bytes] = torch.frombuffer(bytearray(self._contribution), dtype=torch.uint8)
+        self._tell_process("_offer", num_bytes, self.epoch_to_average)
+        self._round = super().step(*args, **kwargs)
+        return self._round
 
     async def rpc_give_contribution(
         self, stream: StreamOf[averaging_pb2.AveragingData], context: P2PContext

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from pipelines.training.sparse.codec import SparseCodec, SparseUpdate
+from pipelines.features.sparse.codec import SparseCodec, SparseUpdate
 
 
 class ErrorFeedback:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from pipelines.training.sparse.codec import SparseCodec, SparseUpdate
+from pipelines.features.sparse.codec import SparseCodec, SparseUpdate
 
 NORM_TOLERANCE = 1.1
 """Contributions of equally many samples differ less in norm: by 4 % at most among 16 peers with 15 local steps."""

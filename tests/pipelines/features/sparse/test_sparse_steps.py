@@ -7,13 +7,13 @@ from hivemind.utils import MPFuture
 from safetensors.torch import save_file
 from swarm_of_processes import tiny_run
 
+from pipelines.features.sparse.averager import SparseGradientAverager
+from pipelines.features.sparse.mean import mean
+from pipelines.features.sparse.reduction import SparseLocalSteps
 from pipelines.training.optimizers.choice import optimizer_parts
-from pipelines.training.sparse.mean import mean
 from pipelines.training.state.averager import SwarmStateAverager
 from pipelines.training.state.checkpoint_tensors import RunState, load_training_state, save_training_state
-from pipelines.training.swarm_optimizer.assembly import averager_of, gathering_of
-from pipelines.training.swarm_optimizer.gathering import SparseLocalSteps
-from pipelines.training.swarm_optimizer.sparse_averager import SparseGradientAverager
+from pipelines.training.swarm_optimizer.reduction import reduction_of
 
 RUN = tiny_run(
     local_steps=4, synchronisation="sparse", aggregation_rule="mean", outer_momentum=0, sparse_error_decay=1.0
@@ -38,11 +38,11 @@ class Peer:
             prefix="sparse_state", offload_optimizer=True, custom_gradients=True, **common,
             **optimizer_parts(RUN, self.model),
         )  # fmt: skip
-        self.averager = averager_of(RUN)(
+        self.averager = reduction_of(RUN).averager(
             parameters=self.state.main_parameters, prefix="sparse", keeps_own_gradient=True, **common,
             next_chunk_timeout=7.0, allreduce_timeout=40.0,
         )  # fmt: skip
-        self.steps = gathering_of(RUN, self.model, self.averager, self.state)
+        self.steps = reduction_of(RUN).gathering(self.model, self.averager, self.state)
         self.total = self.copy()
 
     def copy(self):

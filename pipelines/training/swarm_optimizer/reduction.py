@@ -1,0 +1,85 @@
+"""How a run's peers average what they have gathered: a `Reduction`, by the name that the settings give it."""
+
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import torch
+
+from pipelines.training.run.training_run import TrainingRun
+from pipelines.training.state.averager import SwarmStateAverager
+from pipelines.training.swarm_optimizer.gathering import Gathering, LocalSteps, SummedGradients
+from pipelines.training.swarm_optimizer.gradient_averager import SwarmGradientAverager
+
+
+class Reduction(Protocol):
+    """One way to average: what peers gather between two rounds, and what exchanges it.
+
+    The gathering loads vectors and their weight into the averager, which has the average in its tensors after a round.
+    """
+
+    @property
+    def searches_early(self) -> bool:
+        """Whether a group is looked for before all is gathered."""
+
+    @property
+    def silences_of_a_round(self) -> int:
+        """For how many times the longest silence of a sender a round may last at least."""
+
+    def averager(self, **options: Any) -> SwarmGradientAverager:
+        """Return the averager of a peer; the options are those of `SwarmGradientAverager`."""
+
+    def gathering(self, model: torch.nn.Module, averager: Any, state: SwarmStateAverager) -> Gathering:
+        """Return what a peer that trains does between two rounds of this averager."""
+
+
+class DenseReduction:
+    """All values of the gradients, or of the progress, are averaged: each part by one of the group's reducers."""
+
+    searches_early = True
+    silences_of_a_round = 2
+
+    def __init__(
+        self, run: TrainingRun, averager_type: Callable[..., SwarmGradientAverager] = SwarmGradientAverager
+    ) -> None:
+        self._run, self._averager_type = run, averager_type
+
+    def averager(self, **options: Any) -> SwarmGradientAverager:
+        """See `Reduction`."""
+        return self._averager_type(**options)
+
+    def gathering(
+        self, model: torch.nn.Module, averager: SwarmGradientAverager, state: SwarmStateAverager
+    ) -> Gathering:
+        """See `Reduction`."""
+        if self._run.local_steps == 1:
+            return SummedGradients(averager)
+        return LocalSteps(self._run, model, averager, state)
+
+
+REDUCTIONS: Mapping[str, Callable[[TrainingRun], Reduction] | str] = {
+    "dense": DenseReduction,
+    "sparse": "pipelines.features.sparse.reduction:SparseReduction",
+}
+"""By `synchronisation` of the settings; a feature's is imported when a run asks for it, from `module:name`."""
+
+
+def reduction_of(run: TrainingRun) -> Reduction:
+    """Return how the run's peers average.
+
+    Raises:
+        ValueError: it takes a feature that is not installed.
+    """
+    found = REDUCTIONS[run.synchronisation]
+    if not isinstance(found, str):
+        return found(run)
+    module, _, name = found.partition(":")
+    try:
+        return getattr(importlib.import_module(module), name)(run)
+    except ModuleNotFoundError as error:
+        if not module.startswith(error.name or module):
+            raise
+        raise ValueError(
+            f"The run's synchronisation is {run.synchronisation}, for which this package lacks {error.name}. "
+            "Cure: pip install -U dalle-collab"
+        ) from error
