@@ -29,7 +29,7 @@ PROCESSES = "pipelines.process_table"
 ARITHMETIC = ("pipelines.equal_arithmetic", "pipelines.block_quantisation")
 REDUCE = f"{AVERAGING}.reduce"
 LEDGER = "pipelines.training.ledger"
-SPARSE = "pipelines.features.sparse"
+BANDWIDTH, SPARSE = "pipelines.features.bandwidth", "pipelines.features.sparse"
 
 MAY_IMPORT = {
     "modeling_dalle_collab": (),
@@ -56,13 +56,13 @@ MAY_IMPORT = {
     REDUCE: (RUN, *ARITHMETIC),
     f"{AVERAGING}.wire": (RUN, REDUCE, *ARITHMETIC),
     f"{AVERAGING}.group": (RUN,),
-    f"{AVERAGING}.bandwidth": (RUN, SWARM, HUB),
     AVERAGING: (RUN, ADMISSION, SWARM, CHILDREN, *ARITHMETIC),
     METRICS: (RUN, REPOSITORY, SWARM, LEDGER, HUB),
     CARD: (RUN, METRICS, HUB),
     STATE: (OPTIMIZERS, REPOSITORY, ADMISSION, SWARM, AVERAGING, HUB),
     LEDGER: (RUN, REPOSITORY, SWARM, STATE, GRADIENTS, OPTIMIZERS, HUB),
     SWARM_OPTIMIZER: (RUN, OPTIMIZERS, GRADIENTS, ADMISSION, SWARM, AVERAGING, STATE, CHILDREN),
+    BANDWIDTH: (RUN, SWARM, AVERAGING, HUB),
     SPARSE: (RUN, GRADIENTS, ADMISSION, SWARM, AVERAGING, STATE, SWARM_OPTIMIZER, *ARITHMETIC),
     STREAMING: (RUN, HUB),
     TASK: (RUN, STATE, METRICS, CARD, STREAMING, MEMORY, CODES, *LIBRARIES),
@@ -107,7 +107,7 @@ MAY_IMPORT = {
     ),
     "pipelines.finetuning": (RUN, TASK, CODES, MEMORY, *LIBRARIES),
     "pipelines.conversion": (CODES, MODEL, f"{HUB}.printing"),
-    "pipelines.doctor": ("pipelines.training", ADMISSION, SWARM, MEMORY, CODES, *LIBRARIES),
+    "pipelines.doctor": ("pipelines.training", BANDWIDTH, ADMISSION, SWARM, MEMORY, CODES, *LIBRARIES),
     "pipelines.serving": (
         *("pipelines.training", "pipelines.generation", "pipelines.doctor"),
         *(ADMISSION, SWARM, DEVICES, PROGRESS, CODES, *LIBRARIES),
@@ -171,6 +171,7 @@ PRICED = {
     "hivemind": (
         "pipelines/swarm/",
         "pipelines/admission/",
+        "pipelines/features/bandwidth/",
         "pipelines/features/sparse/",
         "pipelines/training/averaging/",
         "pipelines/training/state/",

@@ -12,12 +12,14 @@ import os
 import signal
 import sys
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from averager_peers import fork_member, join, wait_for_events, write_event
 
+from pipelines.features.bandwidth.measured_division import MeasuredDivision
 from pipelines.process_table import is_running
 from pipelines.swarm.network_options import NetworkOptions
 from pipelines.swarm.node import visible_addresses
@@ -65,14 +67,14 @@ def make_averager(settings: dict, dht: Any) -> WrittenDownAverager:
     WrittenDownAverager.settings = settings
     parameters = [torch.nn.Parameter(torch.zeros(NUM_VALUES // 1024, 1024))]
     if name in (HELPER, ANCHOR):
-        special = dict(LISTENER, may_help=name == HELPER)
+        special = dict(LISTENER)
     else:
         special = dict(upload_limit=UploadLimit(settings["upload_mbit"][name]))
     return WrittenDownAverager(
         parameters, dht=dht, admission=None, prefix="links", compression=averaging_compression(run),
         target_group_size=len(settings["members"]), min_matchmaking_time=run.matchmaking_seconds,
         allreduce_timeout=60.0, next_chunk_timeout=15.0, part_size_bytes=PART_BYTES,
-        start=True, **averager_options(run), **special,
+        new_division=partial(MeasuredDivision, may_help=name == HELPER), start=True, **averager_options(run), **special,
     )  # fmt: skip
 
 

@@ -25,8 +25,8 @@ class SparseReduction:
     def __init__(self, run: TrainingRun) -> None:
         self._run = run
 
-    def averager(self, **options: Any) -> SparseGradientAverager:
-        """See `Reduction`."""
+    def averager(self, *, may_help: bool = False, **options: Any) -> SparseGradientAverager:
+        """See `Reduction`. A peer that listens always helps: it passes contributions on."""
         return SparseGradientAverager(values_per_chunk=self._run.sparse_values_per_chunk, **options)
 
     def gathering(

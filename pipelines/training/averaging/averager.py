@@ -33,8 +33,8 @@ from pipelines.admission.client import PeerAdmission
 from pipelines.swarm.forks import left_out_of_forks
 from pipelines.swarm.upload_limit import UploadLimit, pass_bytes
 from pipelines.training.averaging.answering_averager import AnsweringAverager
-from pipelines.training.averaging.bandwidth.division import Division
 from pipelines.training.averaging.checks import RoundChecks
+from pipelines.training.averaging.division import Division, EqualDivision, NewDivision
 from pipelines.training.averaging.figures import AveragingRound, Round, SharedFigures
 from pipelines.training.averaging.group.group_data import mode_of
 from pipelines.training.averaging.group.kept_tasks import kept_from_garbage
@@ -80,15 +80,15 @@ class RobustAverager(AnsweringAverager):
         min_share_averaged: float = MIN_SHARE_AVERAGED,
         upload_limit: UploadLimit | None = None,
         rounds_begin_together: bool = True,
-        may_help: bool = False,
+        new_division: NewDivision = EqualDivision,
         **kwargs: Any,
     ) -> None:
         """`admission` is this peer's; None: nothing is checked, and the averager accepts everybody.
 
-        `rounds_begin_together`: see `GroupSearch`; `may_help`: see `Division`; all else is as in
-        `DecentralizedAverager`.
+        `rounds_begin_together`: see `GroupSearch`; `new_division` makes what says who reduces how much; all else is as
+        in `DecentralizedAverager`.
         """
-        self._rounds_begin_together, self._may_help = rounds_begin_together, may_help
+        self._rounds_begin_together, self._new_division = rounds_begin_together, new_division
         self._division: Division | None = None
         self._rule, self._min_share_averaged = rule, min_share_averaged
         self._figures = SharedFigures()  # before hivemind forks the process that runs the rounds
@@ -242,7 +242,7 @@ class RobustAverager(AnsweringAverager):
 
     def _told(self, gathered: bytes) -> bytes:
         """Return what this peer tells its group, given what hivemind would tell."""
-        self._division = self._division or Division(self.dht.pid, self.bandwidth, may_help=self._may_help)
+        self._division = self._division or self._new_division(self.dht.pid, self.bandwidth)
         return self._division.told(gathered)
 
     def _check_gathered(self, gathered: bytes) -> None:

@@ -37,7 +37,7 @@ from pipelines.training.swarm_optimizer.reduction import DenseReduction, Reducti
 from pipelines.training.swarm_optimizer.round_policy import RoundPolicy
 
 LISTENER: Mapping[str, Any] = dict(auxiliary=True, bandwidth=0.0, reuse_grad_buffers=True)
-"""Options of a gradient averager that sends nothing, and reduces nothing unless it `may_help`; see
+"""Options of a gradient averager that sends nothing, and reduces nothing unless its division lets it help; see
 `TrustedAllReduceRunner`."""
 
 STATE_PROCESS = "The process of hivemind that serves the training state"
@@ -100,7 +100,8 @@ def make_optimizer(
         gradient_momentum=gradient_momentum(run),
         other_tensors=state.own_tensors,
         start=False,
-        **(options | (dict(LISTENER, may_help=may_help) if listens else {})),
+        may_help=may_help,
+        **(options | (LISTENER if listens else {})),
     )
     _start(gradients, GRADIENTS_PROCESS, children)
     step_along_averaged_gradients(state, gradients)

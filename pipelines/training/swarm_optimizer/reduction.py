@@ -1,15 +1,20 @@
 """How a run's peers average what they have gathered: a `Reduction`, by the name that the settings give it."""
 
 import importlib
+import logging
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 
+from pipelines.training.averaging.division import EqualDivision, NewDivision
 from pipelines.training.run.training_run import TrainingRun
 from pipelines.training.state.averager import SwarmStateAverager
 from pipelines.training.swarm_optimizer.gathering import Gathering, LocalSteps, SummedGradients
 from pipelines.training.swarm_optimizer.gradient_averager import SwarmGradientAverager
+
+logger = logging.getLogger(__name__)
 
 
 class Reduction(Protocol):
@@ -26,8 +31,11 @@ class Reduction(Protocol):
     def silences_of_a_round(self) -> int:
         """For how many times the longest silence of a sender a round may last at least."""
 
-    def averager(self, **options: Any) -> SwarmGradientAverager:
-        """Return the averager of a peer; the options are those of `SwarmGradientAverager`."""
+    def averager(self, *, may_help: bool = False, **options: Any) -> SwarmGradientAverager:
+        """Return the averager of a peer; the options are those of `SwarmGradientAverager`.
+
+        `may_help`: whether a peer that listens offers to reduce where that promises a gain.
+        """
 
     def gathering(self, model: torch.nn.Module, averager: Any, state: SwarmStateAverager) -> Gathering:
         """Return what a peer that trains does between two rounds of this averager."""
@@ -44,9 +52,14 @@ class DenseReduction:
     ) -> None:
         self._run, self._averager_type = run, averager_type
 
-    def averager(self, **options: Any) -> SwarmGradientAverager:
-        """See `Reduction`."""
-        return self._averager_type(**options)
+    def averager(self, *, may_help: bool = False, **options: Any) -> SwarmGradientAverager:
+        """See `Reduction`. The vector is divided by what links carry, if the feature that measures it is installed."""
+        division: NewDivision = EqualDivision
+        try:
+            division = partial(_feature(MEASURED_DIVISION), may_help=may_help)
+        except ModuleNotFoundError as error:
+            logger.warning("All peers of a group reduce the same: this package lacks %s.", error.name)
+        return self._averager_type(**{"new_division": division, **options})
 
     def gathering(
         self, model: torch.nn.Module, averager: SwarmGradientAverager, state: SwarmStateAverager
@@ -64,6 +77,9 @@ REDUCTIONS: Mapping[str, Callable[[TrainingRun], Reduction] | str] = {
 """By `synchronisation` of the settings; a feature's is imported when a run asks for it, from `module:name`."""
 
 
+MEASURED_DIVISION = "pipelines.features.bandwidth.measured_division:MeasuredDivision"
+
+
 def reduction_of(run: TrainingRun) -> Reduction:
     """Return how the run's peers average.
 
@@ -71,15 +87,15 @@ def reduction_of(run: TrainingRun) -> Reduction:
         ValueError: it takes a feature that is not installed.
     """
     found = REDUCTIONS[run.synchronisation]
-    if not isinstance(found, str):
-        return found(run)
-    module, _, name = found.partition(":")
     try:
-        return getattr(importlib.import_module(module), name)(run)
+        return (_feature(found) if isinstance(found, str) else found)(run)
     except ModuleNotFoundError as error:
-        if not module.startswith(error.name or module):
-            raise
         raise ValueError(
             f"The run's synchronisation is {run.synchronisation}, for which this package lacks {error.name}. "
             "Cure: pip install -U dalle-collab"
         ) from error
+
+
+def _feature(place: str) -> Any:
+    module, _, name = place.partition(":")
+    return getattr(importlib.import_module(module), name)

@@ -17,7 +17,9 @@ from hivemind.averaging.allreduce import AveragingMode
 from hivemind.utils import MSGPackSerializer
 
 from hub_tools.checks import is_number
-from pipelines.training.averaging.bandwidth.shares import Link, Member, bounded
+from pipelines.features.bandwidth.shares import Member, bounded
+from pipelines.training.averaging.division import Link
+from pipelines.training.averaging.group.group_data import ID_BYTES
 
 MIN_ROUNDS = 2
 """Whole rounds in which a witness has seen a peer deliver before it vouches for it."""
@@ -34,9 +36,6 @@ OUTLIER = 2.0
 
 MOST_SEEN = 256
 """Peers of which a member reports: 20 bytes each."""
-
-ID_BYTES = 8
-"""The end of a peer id, which is a hash, names a peer in a report."""
 
 
 @dataclass(frozen=True, kw_only=True)

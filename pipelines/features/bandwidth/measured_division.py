@@ -8,10 +8,9 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
-from pipelines.swarm.upload_limit import UploadLimit
-from pipelines.training.averaging.bandwidth.claims import Witness, members_of, read_statement, told
-from pipelines.training.averaging.bandwidth.link_meter import LinkMeter
-from pipelines.training.averaging.bandwidth.shares import (
+from pipelines.features.bandwidth.claims import Witness, members_of, read_statement, told
+from pipelines.features.bandwidth.link_meter import LinkMeter
+from pipelines.features.bandwidth.shares import (
     Link,
     Member,
     bounded,
@@ -21,7 +20,8 @@ from pipelines.training.averaging.bandwidth.shares import (
     seen_in_time,
     shares_of,
 )
-from pipelines.training.averaging.bandwidth.tcp_counters import Traffic, daemon_of, traffic_of
+from pipelines.features.bandwidth.tcp_counters import Traffic, daemon_of, traffic_of
+from pipelines.swarm.upload_limit import UploadLimit
 
 logger = logging.getLogger(__name__)
 
@@ -32,10 +32,10 @@ ROUNDS_BETWEEN_OFFERS = 20
 """A helper that has found out that its link gains nothing listens for this many rounds."""
 
 
-class Division:
-    """What one averager knows of its group's links; lives in the averager's process."""
+class MeasuredDivision:
+    """Divides by what links reach, as far as it is measured, claimed and witnessed; see `Division`."""
 
-    def __init__(self, dht_process: int | None, limit_mbit: float | None, *, may_help: bool) -> None:
+    def __init__(self, dht_process: int | None, limit_mbit: float | None, *, may_help: bool = False) -> None:
         """`dht_process` has started the libp2p daemon; `limit_mbit`: the upload limit of this peer, 0 if it listens.
 
         `may_help`: whether a peer that listens offers to reduce where that promises a gain.

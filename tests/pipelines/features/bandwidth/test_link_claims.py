@@ -6,9 +6,8 @@ import pytest
 from hivemind.averaging.allreduce import AveragingMode
 from hivemind.utils import MSGPackSerializer
 
-from pipelines.training.averaging.bandwidth.claims import (
+from pipelines.features.bandwidth.claims import (
     GROWTH,
-    ID_BYTES,
     MIN_ROUNDS,
     MOST_ROUNDS,
     MOST_SEEN,
@@ -19,8 +18,8 @@ from pipelines.training.averaging.bandwidth.claims import (
     read_statement,
     told,
 )
-from pipelines.training.averaging.bandwidth.shares import FASTEST_MBIT, seconds_needed, shares_of
-from pipelines.training.averaging.group.group_data import MOST_BYTES, mode_of
+from pipelines.features.bandwidth.shares import FASTEST_MBIT, seconds_needed, shares_of
+from pipelines.training.averaging.group.group_data import ID_BYTES, MOST_BYTES, mode_of
 
 MOST_SECONDS = 600.0
 PEERS = tuple(f"peer number {number}".encode() for number in range(5))

@@ -5,7 +5,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from pipelines.training.averaging.bandwidth.tcp_counters import Traffic, traffic_of
+from pipelines.features.bandwidth.tcp_counters import Traffic, traffic_of
 
 LEAST_EPOCHS = 3
 """Epochs of this session from which the rest of the run is estimated: the first one may have begun long before."""

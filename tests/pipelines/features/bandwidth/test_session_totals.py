@@ -2,13 +2,11 @@
 
 import os
 import socket
-import threading
 
 import pytest
 
-from pipelines.training.averaging.bandwidth.tcp_counters import Traffic
-from pipelines.training.peer.repeating import repeated
-from pipelines.training.peer.session_totals import SessionTraffic, processes_of, seconds_left
+from pipelines.features.bandwidth.session_totals import SessionTraffic, processes_of, seconds_left
+from pipelines.features.bandwidth.tcp_counters import Traffic
 
 
 def test_the_bytes_of_all_connections_add_up_also_of_those_that_have_ended_or_have_their_number():
@@ -46,17 +44,3 @@ def test_the_kernel_says_what_the_processes_of_a_group_have_moved():
 def test_the_rest_of_a_run_takes_as_long_as_its_last_epochs_did(epoch, pace, expected):
     left = seconds_left(10, epoch, 100, seconds=50.0, batch_size=32, samples_per_second=pace)
     assert left == (None if expected is None else pytest.approx(expected))
-
-
-def test_work_that_fails_is_done_again_until_the_block_ends():
-    done, enough = [], threading.Event()
-
-    def work():
-        done.append(1)
-        if len(done) == 3:
-            enough.set()
-        raise OSError("not now")
-
-    with repeated(work, 0.01, "again"):
-        assert enough.wait(30)
-    assert not any(thread.name == "again" for thread in threading.enumerate())

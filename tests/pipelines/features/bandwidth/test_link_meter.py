@@ -14,13 +14,14 @@ from hivemind.averaging.allreduce import AveragingMode
 from hivemind.utils import MSGPackSerializer
 
 from pipelines.doctor.link_checks import check_round, remember_link, remembered_link
+from pipelines.features.bandwidth.claims import read_statement
+from pipelines.features.bandwidth.estimate import round_line, sparse_bytes
+from pipelines.features.bandwidth.link_meter import HEADROOM, PACE, PROBE, LinkMeter, Look, measured
+from pipelines.features.bandwidth.measured_division import MeasuredDivision, gain_of_help
+from pipelines.features.bandwidth.shares import Member
+from pipelines.features.bandwidth.tcp_counters import Traffic, daemon_of, traffic_of
 from pipelines.features.sparse.codec import SparseCodec
-from pipelines.training.averaging.bandwidth.claims import read_statement
-from pipelines.training.averaging.bandwidth.division import Division, gain_of_help
-from pipelines.training.averaging.bandwidth.estimate import round_line, sparse_bytes
-from pipelines.training.averaging.bandwidth.link_meter import HEADROOM, PACE, PROBE, LinkMeter, Look, measured
-from pipelines.training.averaging.bandwidth.shares import Link, Member
-from pipelines.training.averaging.bandwidth.tcp_counters import Traffic, daemon_of, traffic_of
+from pipelines.training.averaging.division import Link
 from pipelines.training.run.training_run import TrainingRun
 
 MEGABIT = 125_000
@@ -175,7 +176,7 @@ def test_a_fast_helper_gains_where_links_are_slow_and_a_slow_one_nowhere():
 
 
 def test_an_upload_limit_bounds_what_is_claimed_and_is_claimed_before_anything_is_measured():
-    division = Division(None, 20.0, may_help=False)
+    division = MeasuredDivision(None, 20.0, may_help=False)
     assert division.link == Link(up=20.0, down=20.0)
     division._meter.note_round(looks_at([(10, 40)] * 4, waiting=CONNECTIONS), CONNECTIONS)
     assert division.link == Link(up=pytest.approx(10, rel=0.01), down=pytest.approx(40, rel=0.01))

@@ -18,6 +18,8 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from pipelines.training.averaging.division import Link
+
 SLOWEST_MBIT, FASTEST_MBIT = 0.01, 100_000.0
 """What links are taken for at least and at most."""
 
@@ -26,14 +28,6 @@ NUM_HALVINGS = 100
 
 MIN_OF_EQUAL_SHARE = 0.05
 """A smaller part of the equal share is not worth the streams: it goes to the others."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Link:
-    """What a link carries in each direction, in Mbit/s."""
-
-    up: float
-    down: float
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 import math
 
 from pipelines.swarm.upload_limit import BYTES_PER_MEGABIT
-from pipelines.training.averaging.bandwidth.shares import Link
+from pipelines.training.averaging.division import Link
 from pipelines.training.run.training_run import TrainingRun
 
 BYTES_PER_VALUE = {"none": 4, "float16": 2, "blockwise_8bit": 1}
