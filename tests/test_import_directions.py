@@ -29,7 +29,7 @@ PROCESSES = "pipelines.process_table"
 ARITHMETIC = ("pipelines.equal_arithmetic", "pipelines.block_quantisation")
 REDUCE = f"{AVERAGING}.reduce"
 LEDGER = "pipelines.training.ledger"
-BANDWIDTH, SPARSE = "pipelines.features.bandwidth", "pipelines.features.sparse"
+AUDITS, BANDWIDTH, SPARSE = (f"pipelines.features.{feature}" for feature in ("audits", "bandwidth", "sparse"))
 
 MAY_IMPORT = {
     "modeling_dalle_collab": (),
@@ -62,6 +62,7 @@ MAY_IMPORT = {
     STATE: (OPTIMIZERS, REPOSITORY, ADMISSION, SWARM, AVERAGING, HUB),
     LEDGER: (RUN, REPOSITORY, SWARM, STATE, GRADIENTS, OPTIMIZERS, HUB),
     SWARM_OPTIMIZER: (RUN, OPTIMIZERS, GRADIENTS, ADMISSION, SWARM, AVERAGING, STATE, CHILDREN),
+    AUDITS: (SWARM, AVERAGING, *ARITHMETIC),
     BANDWIDTH: (RUN, SWARM, AVERAGING, HUB),
     SPARSE: (RUN, GRADIENTS, ADMISSION, SWARM, AVERAGING, STATE, SWARM_OPTIMIZER, *ARITHMETIC),
     STREAMING: (RUN, HUB),
@@ -134,6 +135,7 @@ MAY_IMPORT = {
     ),
     "pipelines.chaos.faults": ("pipelines.chaos.attacks", PROCESSES, AVERAGING, SWARM_OPTIMIZER),
     "pipelines.chaos": (
+        AUDITS,
         "pipelines.demo",
         "pipelines.data_preparation",
         "pipelines.training",
@@ -171,6 +173,7 @@ PRICED = {
     "hivemind": (
         "pipelines/swarm/",
         "pipelines/admission/",
+        "pipelines/features/audits/",
         "pipelines/features/bandwidth/",
         "pipelines/features/sparse/",
         "pipelines/training/averaging/",

@@ -12,14 +12,12 @@ import os
 import signal
 import sys
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from averager_peers import fork_member, join, wait_for_events, write_event
 
-from pipelines.features.bandwidth.measured_division import MeasuredDivision
 from pipelines.process_table import is_running
 from pipelines.swarm.network_options import NetworkOptions
 from pipelines.swarm.node import visible_addresses
@@ -32,6 +30,7 @@ from pipelines.training.run.training_run import TrainingRun
 from pipelines.training.swarm_optimizer.assembly import LISTENER
 from pipelines.training.swarm_optimizer.gradient_averager import SwarmGradientAverager
 from pipelines.training.swarm_optimizer.hivemind_options import averager_options
+from pipelines.training.swarm_optimizer.reduction import DenseReduction
 
 NUM_VALUES = 2**19
 HELPER, ANCHOR = "helper", "anchor"
@@ -70,11 +69,11 @@ def make_averager(settings: dict, dht: Any) -> WrittenDownAverager:
         special = dict(LISTENER)
     else:
         special = dict(upload_limit=UploadLimit(settings["upload_mbit"][name]))
-    return WrittenDownAverager(
-        parameters, dht=dht, admission=None, prefix="links", compression=averaging_compression(run),
+    return DenseReduction(run, WrittenDownAverager).averager(
+        parameters=parameters, dht=dht, admission=None, prefix="links", compression=averaging_compression(run),
         target_group_size=len(settings["members"]), min_matchmaking_time=run.matchmaking_seconds,
         allreduce_timeout=60.0, next_chunk_timeout=15.0, part_size_bytes=PART_BYTES,
-        new_division=partial(MeasuredDivision, may_help=name == HELPER), start=True, **averager_options(run), **special,
+        may_help=name == HELPER, start=True, **averager_options(run), **special,
     )  # fmt: skip
 
 

@@ -33,7 +33,7 @@ from pipelines.admission.client import PeerAdmission
 from pipelines.swarm.forks import left_out_of_forks
 from pipelines.swarm.upload_limit import UploadLimit, pass_bytes
 from pipelines.training.averaging.answering_averager import AnsweringAverager
-from pipelines.training.averaging.checks import RoundChecks
+from pipelines.training.averaging.checks import Checks
 from pipelines.training.averaging.division import Division, EqualDivision, NewDivision
 from pipelines.training.averaging.figures import AveragingRound, Round, SharedFigures
 from pipelines.training.averaging.group.group_data import mode_of
@@ -68,7 +68,6 @@ class RobustAverager(AnsweringAverager):
     """
 
     runner_type: type[TrustedAllReduceRunner] = TrustedAllReduceRunner
-    checks_type: type[RoundChecks] = RoundChecks
     times_of_attempts: Callable[..., AttemptTimes] = staticmethod(attempt_times)
 
     def __init__(
@@ -81,14 +80,16 @@ class RobustAverager(AnsweringAverager):
         upload_limit: UploadLimit | None = None,
         rounds_begin_together: bool = True,
         new_division: NewDivision = EqualDivision,
+        checks_type: type[Checks] = Checks,
         **kwargs: Any,
     ) -> None:
         """`admission` is this peer's; None: nothing is checked, and the averager accepts everybody.
 
-        `rounds_begin_together`: see `GroupSearch`; `new_division` makes what says who reduces how much; all else is as
-        in `DecentralizedAverager`.
+        `rounds_begin_together`: see `GroupSearch`; `new_division` makes what says who reduces how much; `checks_type`:
+        what averages are checked by; all else is as in `DecentralizedAverager`.
         """
         self._rounds_begin_together, self._new_division = rounds_begin_together, new_division
+        self._checks_type = checks_type
         self._division: Division | None = None
         self._rule, self._min_share_averaged = rule, min_share_averaged
         self._figures = SharedFigures()  # before hivemind forks the process that runs the rounds
@@ -185,7 +186,7 @@ class RobustAverager(AnsweringAverager):
     async def _step(self, *, step: StepControl, **kwargs: Any) -> None:
         self._gate.prove(step, self.peer_id, self._told(step.data_for_gather))
         step.wait_for_cancel = partial(until_cancelled, step)
-        self._checks = self._checks or self.checks_type(
+        self._checks = self._checks or self._checks_type(
             self.peer_id, self._stub_of, self._name_outside_a_round, self._upload_limit
         )
         if self.mode == AveragingMode.AUX:  # those who send nothing would make empty groups

@@ -26,7 +26,7 @@ from hivemind.utils.asyncio import (
 )
 
 from pipelines.swarm.upload_limit import BYTES_PER_MEGABIT
-from pipelines.training.averaging.evidence import PartForm, RoundTerms
+from pipelines.training.averaging.checks import PartForm, RoundTerms
 from pipelines.training.averaging.reduce.reducer import RobustPartReducer
 from pipelines.training.averaging.reduce.robust_aggregation import AggregationRule
 from pipelines.training.averaging.reduce.suspects import Offence, PartRefusedError

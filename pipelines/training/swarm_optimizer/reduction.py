@@ -8,7 +8,8 @@ from typing import Any, Protocol
 
 import torch
 
-from pipelines.training.averaging.division import EqualDivision, NewDivision
+from pipelines.training.averaging.checks import Checks
+from pipelines.training.averaging.division import EqualDivision
 from pipelines.training.run.training_run import TrainingRun
 from pipelines.training.state.averager import SwarmStateAverager
 from pipelines.training.swarm_optimizer.gathering import Gathering, LocalSteps, SummedGradients
@@ -53,13 +54,13 @@ class DenseReduction:
         self._run, self._averager_type = run, averager_type
 
     def averager(self, *, may_help: bool = False, **options: Any) -> SwarmGradientAverager:
-        """See `Reduction`. The vector is divided by what links carry, if the feature that measures it is installed."""
-        division: NewDivision = EqualDivision
-        try:
-            division = partial(_feature(MEASURED_DIVISION), may_help=may_help)
-        except ModuleNotFoundError as error:
-            logger.warning("All peers of a group reduce the same: this package lacks %s.", error.name)
-        return self._averager_type(**{"new_division": division, **options})
+        """See `Reduction`. Links are measured, and averages checked, by the features that are installed."""
+        division = _feature_or(EqualDivision, MEASURED_DIVISION)
+        features = dict(
+            new_division=division if division is EqualDivision else partial(division, may_help=may_help),
+            checks_type=_feature_or(Checks, ROUND_CHECKS),
+        )
+        return self._averager_type(**(features | options))
 
     def gathering(
         self, model: torch.nn.Module, averager: SwarmGradientAverager, state: SwarmStateAverager
@@ -78,6 +79,7 @@ REDUCTIONS: Mapping[str, Callable[[TrainingRun], Reduction] | str] = {
 
 
 MEASURED_DIVISION = "pipelines.features.bandwidth.measured_division:MeasuredDivision"
+ROUND_CHECKS = "pipelines.features.audits.checks:RoundChecks"
 
 
 def reduction_of(run: TrainingRun) -> Reduction:
@@ -94,6 +96,14 @@ def reduction_of(run: TrainingRun) -> Reduction:
             f"The run's synchronisation is {run.synchronisation}, for which this package lacks {error.name}. "
             "Cure: pip install -U dalle-collab"
         ) from error
+
+
+def _feature_or(default: Any, place: str) -> Any:
+    try:
+        return _feature(place)
+    except ModuleNotFoundError as error:
+        logger.warning("This package lacks %s; %s takes its place.", error.name, default.__name__)
+        return default
 
 
 def _feature(place: str) -> Any:

@@ -9,21 +9,21 @@ only if it is off by far less: between the two, nobody is to blame.
 """
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Self
 
 import torch
-from hivemind.compression import CompressionBase, CompressionInfo
+from hivemind.compression import CompressionBase
 from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2, runtime_pb2
 from hivemind.utils import MSGPackSerializer
 
 from pipelines.equal_arithmetic import norm
+from pipelines.training.averaging.checks import PartForm, RoundTerms
 from pipelines.training.averaging.reduce.robust_aggregation import (
     FAR_OFF,
-    AggregationRule,
     aggregate,
     are_possible_weights,
 )
@@ -60,29 +60,6 @@ class Verdict(Enum):
 
     INVALID = auto()
     """Something in it is not signed, or does not belong together: an honest peer would not show it."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PartForm:
-    """What a part of the vector looks like."""
-
-    shape: torch.Size
-    info: CompressionInfo
-
-
-@dataclass(frozen=True, kw_only=True)
-class RoundTerms:
-    """What all members know of a round."""
-
-    group_id: bytes
-    senders: frozenset[PeerID]
-    parts: Mapping[PeerID, Sequence[PartForm]]
-    """Each reducer's share of the vector."""
-
-    compression: CompressionBase
-    rule: AggregationRule
-    has_signed: Callable[[PeerID, str, bytes, bytes], bool]
-    """Whether the key in a peer's token has signed a statement."""
 
 
 @dataclass(frozen=True, kw_only=True)

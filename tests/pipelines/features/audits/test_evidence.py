@@ -23,7 +23,7 @@ from signed_rounds import (
 )
 
 from pipelines.admission.tokens import own_admission, self_signed_token
-from pipelines.training.averaging.evidence import BORDER, Evidence, Verdict, read_header, verdict
+from pipelines.features.audits.evidence import BORDER, Evidence, Verdict, read_header, verdict
 from pipelines.training.averaging.reduce.robust_aggregation import FAR_OFF, aggregate
 from pipelines.training.averaging.wire.signed_answers import answer_statement, seal
 from pipelines.training.averaging.wire.signed_inputs import part_statement

@@ -12,9 +12,9 @@ from hivemind.averaging.allreduce import AveragingMode
 from hivemind.proto import averaging_pb2
 from signed_rounds import GROUP, MEMBERS, NAMES, PART, made, terms_with
 
-from pipelines.training.averaging import checks as module
-from pipelines.training.averaging.checks import MOST_UNPROVEN, ROUNDS_KEPT, RoundChecks
-from pipelines.training.averaging.evidence import Verdict
+from pipelines.features.audits import checks as module
+from pipelines.features.audits.checks import MOST_UNPROVEN, ROUNDS_KEPT, RoundChecks
+from pipelines.features.audits.evidence import Verdict
 from pipelines.training.averaging.reduce.suspects import Offence
 from pipelines.training.averaging.wire.signed_answers import RoundAnswers, answers_request, read_seal
 from pipelines.training.averaging.wire.signed_inputs import RoundInputs
