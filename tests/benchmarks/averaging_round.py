@@ -67,7 +67,7 @@ def be_a_peer(number: int, folder: Path, address: str, announced: str, settings:
     from pipelines.features.bandwidth.measured_division import MeasuredDivision
     from pipelines.swarm.network_options import NetworkOptions
     from pipelines.swarm.node import open_dht, visible_addresses
-    from pipelines.training.averaging.division import EqualDivision
+    from pipelines.training.averaging.division import Division
     from pipelines.training.averaging.wire.codec import averaging_compression
     from pipelines.training.run.training_run import TrainingRun
     from pipelines.training.swarm_optimizer.assembly import LISTENER
@@ -86,7 +86,7 @@ def be_a_peer(number: int, folder: Path, address: str, announced: str, settings:
     with open_dht("bench/run", entry, options, admission=None) as dht:
         if number == 0:
             _write(folder / "address", visible_addresses(dht)[0])
-        division = partial(MeasuredDivision, may_help=helps) if settings.measures else EqualDivision
+        division = partial(MeasuredDivision, may_help=helps) if settings.measures else Division
         averager = SwarmGradientAverager(
             [parameter], dht=dht, admission=None, prefix="bench", compression=averaging_compression(run),
             target_group_size=settings.num_peers, min_matchmaking_time=4.0, request_timeout=1.5,

@@ -36,7 +36,7 @@ from pipelines.training.state.averager import SwarmStateAverager
 from pipelines.training.swarm_optimizer.assembly import step_along_averaged_gradients
 from pipelines.training.swarm_optimizer.gradient_averager import SwarmGradientAverager
 from pipelines.training.swarm_optimizer.hivemind_options import aggregation_rule, make_state_averager
-from pipelines.training.swarm_optimizer.reduction import DenseReduction
+from pipelines.training.swarm_optimizer.reduction import Reduction
 
 Vector = Sequence[torch.Tensor]
 """What one peer averages, tensor by tensor."""
@@ -94,7 +94,7 @@ class _Peer:
         )  # fmt: skip
         if twin is None:
             step_along_averaged_gradients(self.state, self.gradients)
-        self.gathering = DenseReduction(run).gathering(self.model, self.gradients, self.state)
+        self.gathering = Reduction(run).gathering(self.model, self.gradients, self.state)
         self._computation = GradientComputation(task, self.model, device="cpu", precision="fp32", compiled=compiled)
 
     def _new_state(self, run: TrainingRun) -> _State:

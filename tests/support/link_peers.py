@@ -30,7 +30,7 @@ from pipelines.training.run.training_run import TrainingRun
 from pipelines.training.swarm_optimizer.assembly import LISTENER
 from pipelines.training.swarm_optimizer.gradient_averager import SwarmGradientAverager
 from pipelines.training.swarm_optimizer.hivemind_options import averager_options
-from pipelines.training.swarm_optimizer.reduction import DenseReduction
+from pipelines.training.swarm_optimizer.reduction import Reduction
 
 NUM_VALUES = 2**19
 HELPER, ANCHOR = "helper", "anchor"
@@ -69,7 +69,7 @@ def make_averager(settings: dict, dht: Any) -> WrittenDownAverager:
         special = dict(LISTENER)
     else:
         special = dict(upload_limit=UploadLimit(settings["upload_mbit"][name]))
-    return DenseReduction(run, WrittenDownAverager).averager(
+    return Reduction(run, WrittenDownAverager).averager(
         parameters=parameters, dht=dht, admission=None, prefix="links", compression=averaging_compression(run),
         target_group_size=len(settings["members"]), min_matchmaking_time=run.matchmaking_seconds,
         allreduce_timeout=60.0, next_chunk_timeout=15.0, part_size_bytes=PART_BYTES,

@@ -23,7 +23,7 @@ from pipelines.training.state.averager import SwarmStateAverager
 from pipelines.training.state.download import WANT_MANIFEST, manifest_request, read_request
 from pipelines.training.swarm_optimizer.gradient_averager import SwarmGradientAverager
 from pipelines.training.swarm_optimizer.hivemind_options import StateAverager, averager_options, make_state_averager
-from pipelines.training.swarm_optimizer.reduction import DenseReduction
+from pipelines.training.swarm_optimizer.reduction import Reduction
 from pipelines.training.tasks.text_to_image.model import initial_model
 
 Averager = TypeVar("Averager", bound=SwarmGradientAverager)
@@ -134,7 +134,7 @@ class HoldingReader(SwarmStateAverager):
 def hostile_averager(node: HostileNode, kind: type[Averager]) -> Averager:
     """Start an averager of gradients that the others take for one of theirs."""
     run = node.run
-    averager = DenseReduction(run, kind).averager(
+    averager = Reduction(run, kind).averager(
         parameters=[parameter for group in _optimizer_parts(node)["params"] for parameter in group["params"]],
         dht=node.dht,
         admission=node.admission,

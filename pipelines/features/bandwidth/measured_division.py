@@ -11,7 +11,6 @@ from dataclasses import replace
 from pipelines.features.bandwidth.claims import Witness, members_of, read_statement, told
 from pipelines.features.bandwidth.link_meter import LinkMeter
 from pipelines.features.bandwidth.shares import (
-    Link,
     Member,
     bounded,
     divided,
@@ -22,6 +21,7 @@ from pipelines.features.bandwidth.shares import (
 )
 from pipelines.features.bandwidth.tcp_counters import Traffic, daemon_of, traffic_of
 from pipelines.swarm.upload_limit import UploadLimit
+from pipelines.training.averaging.division import Division, Link
 
 logger = logging.getLogger(__name__)
 
@@ -32,14 +32,10 @@ ROUNDS_BETWEEN_OFFERS = 20
 """A helper that has found out that its link gains nothing listens for this many rounds."""
 
 
-class MeasuredDivision:
-    """Divides by what links reach, as far as it is measured, claimed and witnessed; see `Division`."""
+class MeasuredDivision(Division):
+    """Divides by what links reach, as far as it is measured, claimed and witnessed."""
 
     def __init__(self, dht_process: int | None, limit_mbit: float | None, *, may_help: bool = False) -> None:
-        """`dht_process` has started the libp2p daemon; `limit_mbit`: the upload limit of this peer, 0 if it listens.
-
-        `may_help`: whether a peer that listens offers to reduce where that promises a gain.
-        """
         self._daemon = None if dht_process is None else daemon_of(dht_process)
         self._limit_mbit, self._may_help = limit_mbit, may_help
         self._meter, self._witness = LinkMeter(count=self._count), Witness()

@@ -12,18 +12,16 @@ from pipelines.training.gradients.computation import gradients_are_finite
 from pipelines.training.run.training_run import TrainingRun
 from pipelines.training.state.averager import SwarmStateAverager
 from pipelines.training.swarm_optimizer.gathering import LocalSteps
+from pipelines.training.swarm_optimizer.reduction import Reduction
 
 logger = logging.getLogger(__name__)
 
 
-class SparseReduction:
-    """See `Reduction`."""
+class SparseReduction(Reduction):
+    """The largest values alone are sent, to all."""
 
     searches_early = False  # members tell each other in the group what they contribute
     silences_of_a_round = 4  # an attempt lasts as long as a silent sender is waited for, and there may be two
-
-    def __init__(self, run: TrainingRun) -> None:
-        self._run = run
 
     def averager(self, *, may_help: bool = False, **options: Any) -> SparseGradientAverager:
         """See `Reduction`. A peer that listens always helps: it passes contributions on."""

@@ -34,7 +34,7 @@ from pipelines.swarm.forks import left_out_of_forks
 from pipelines.swarm.upload_limit import UploadLimit, pass_bytes
 from pipelines.training.averaging.answering_averager import AnsweringAverager
 from pipelines.training.averaging.checks import Checks
-from pipelines.training.averaging.division import Division, EqualDivision, NewDivision
+from pipelines.training.averaging.division import Division, NewDivision
 from pipelines.training.averaging.figures import AveragingRound, Round, SharedFigures
 from pipelines.training.averaging.group.group_data import mode_of
 from pipelines.training.averaging.group.kept_tasks import kept_from_garbage
@@ -79,7 +79,7 @@ class RobustAverager(AnsweringAverager):
         min_share_averaged: float = MIN_SHARE_AVERAGED,
         upload_limit: UploadLimit | None = None,
         rounds_begin_together: bool = True,
-        new_division: NewDivision = EqualDivision,
+        new_division: NewDivision = Division,
         checks_type: type[Checks] = Checks,
         **kwargs: Any,
     ) -> None:

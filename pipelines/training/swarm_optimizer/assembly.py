@@ -33,7 +33,7 @@ from pipelines.training.swarm_optimizer.hivemind_options import (
 )
 from pipelines.training.swarm_optimizer.optimizer import SECONDS_TO_SHUT_DOWN, SwarmOptimizer
 from pipelines.training.swarm_optimizer.progress_tracking import SwarmProgressTracker
-from pipelines.training.swarm_optimizer.reduction import DenseReduction, Reduction, reduction_of
+from pipelines.training.swarm_optimizer.reduction import Reduction, reduction_of
 from pipelines.training.swarm_optimizer.round_policy import RoundPolicy
 
 LISTENER: Mapping[str, Any] = dict(auxiliary=True, bandwidth=0.0, reuse_grad_buffers=True)
@@ -89,7 +89,7 @@ def make_optimizer(
         **options,
     )
     _start(state, STATE_PROCESS, children)
-    reduction = DenseReduction(run, gradient_averager_type) if gradient_averager_type else reduction_of(run)
+    reduction = Reduction(run, gradient_averager_type) if gradient_averager_type else reduction_of(run)
     gradients = reduction.averager(
         parameters=state.main_parameters,
         dht=dht,

@@ -4,12 +4,12 @@ import importlib
 import logging
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from pipelines.training.averaging.checks import Checks
-from pipelines.training.averaging.division import EqualDivision
+from pipelines.training.averaging.division import Division
 from pipelines.training.run.training_run import TrainingRun
 from pipelines.training.state.averager import SwarmStateAverager
 from pipelines.training.swarm_optimizer.gathering import Gathering, LocalSteps, SummedGradients
@@ -18,35 +18,18 @@ from pipelines.training.swarm_optimizer.gradient_averager import SwarmGradientAv
 logger = logging.getLogger(__name__)
 
 
-class Reduction(Protocol):
-    """One way to average: what peers gather between two rounds, and what exchanges it.
+class Reduction:
+    """One way to average: what peers gather between two rounds, and what exchanges it; a feature may have another.
 
     The gathering loads vectors and their weight into the averager, which has the average in its tensors after a round.
+    This one is dense: all values are averaged, each part of the vector by one of the group's reducers.
     """
 
-    @property
-    def searches_early(self) -> bool:
-        """Whether a group is looked for before all is gathered."""
-
-    @property
-    def silences_of_a_round(self) -> int:
-        """For how many times the longest silence of a sender a round may last at least."""
-
-    def averager(self, *, may_help: bool = False, **options: Any) -> SwarmGradientAverager:
-        """Return the averager of a peer; the options are those of `SwarmGradientAverager`.
-
-        `may_help`: whether a peer that listens offers to reduce where that promises a gain.
-        """
-
-    def gathering(self, model: torch.nn.Module, averager: Any, state: SwarmStateAverager) -> Gathering:
-        """Return what a peer that trains does between two rounds of this averager."""
-
-
-class DenseReduction:
-    """All values of the gradients, or of the progress, are averaged: each part by one of the group's reducers."""
-
     searches_early = True
+    """Whether a group is looked for before all is gathered."""
+
     silences_of_a_round = 2
+    """For how many times the longest silence of a sender a round may last at least."""
 
     def __init__(
         self, run: TrainingRun, averager_type: Callable[..., SwarmGradientAverager] = SwarmGradientAverager
@@ -54,25 +37,23 @@ class DenseReduction:
         self._run, self._averager_type = run, averager_type
 
     def averager(self, *, may_help: bool = False, **options: Any) -> SwarmGradientAverager:
-        """See `Reduction`. Links are measured, and averages checked, by the features that are installed."""
-        division = _feature_or(EqualDivision, MEASURED_DIVISION)
-        features = dict(
-            new_division=division if division is EqualDivision else partial(division, may_help=may_help),
-            checks_type=_feature_or(Checks, ROUND_CHECKS),
-        )
+        """Return the averager of a peer; the options are those of `SwarmGradientAverager`.
+
+        Links are measured, and averages checked, by the features that are installed. `may_help`: see `Division`.
+        """
+        division = partial(_feature_or(Division, MEASURED_DIVISION), may_help=may_help)
+        features = dict(new_division=division, checks_type=_feature_or(Checks, ROUND_CHECKS))
         return self._averager_type(**(features | options))
 
-    def gathering(
-        self, model: torch.nn.Module, averager: SwarmGradientAverager, state: SwarmStateAverager
-    ) -> Gathering:
-        """See `Reduction`."""
+    def gathering(self, model: torch.nn.Module, averager: Any, state: SwarmStateAverager) -> Gathering:
+        """Return what a peer that trains does between two rounds of this averager."""
         if self._run.local_steps == 1:
             return SummedGradients(averager)
         return LocalSteps(self._run, model, averager, state)
 
 
 REDUCTIONS: Mapping[str, Callable[[TrainingRun], Reduction] | str] = {
-    "dense": DenseReduction,
+    "dense": Reduction,
     "sparse": "pipelines.features.sparse.reduction:SparseReduction",
 }
 """By `synchronisation` of the settings; a feature's is imported when a run asks for it, from `module:name`."""
