@@ -22,6 +22,7 @@ from pipelines.process_table import is_running
 from pipelines.swarm.network_options import NetworkOptions
 from pipelines.swarm.node import visible_addresses
 from pipelines.swarm.upload_limit import UploadLimit
+from pipelines.training.averaging.reducing_end import ReducingEnd
 from pipelines.training.averaging.runner import TrustedAllReduceRunner
 from pipelines.training.averaging.wire.codec import averaging_compression
 from pipelines.training.averaging.wire.parallel_streams import PART_BYTES
@@ -49,14 +50,14 @@ class WrittenDownAverager(SwarmGradientAverager):
         await super()._run_allreduce_inplace_(*args, **kwargs)
 
 
-class DyingRunner(TrustedAllReduceRunner):
+class DyingEnd(ReducingEnd):
     """Kills its whole peer in the middle of a round."""
 
     num_answers = 0
 
     def _signed(self, *args: Any) -> Any:
-        DyingRunner.num_answers += 1
-        if DyingRunner.num_answers > ANSWERS_BEFORE_DEATH:
+        DyingEnd.num_answers += 1
+        if DyingEnd.num_answers > ANSWERS_BEFORE_DEATH:
             os.killpg(os.getpgrp(), signal.SIGKILL)
         return super()._signed(*args)
 
@@ -119,7 +120,7 @@ def take_part(settings: dict) -> None:
     entry = [address for event in wait_for_events(settings, before, "ready")[:1] for address in event["addresses"]]
     options = NetworkOptions(host_addresses=("/ip4/127.0.0.1/tcp/0",), startup_timeout_seconds=300.0)
     if name == HELPER and settings.get("dies"):
-        WrittenDownAverager.runner_type = DyingRunner
+        TrustedAllReduceRunner.reducing_type = DyingEnd
     with ExitStack() as stack:
         dht = join(stack, entry, options)
         averager = make_averager(settings, dht)

@@ -16,6 +16,7 @@ from pipelines.chaos.attacks.hostile_node import HostileNode
 from pipelines.features.audits.checks import RoundChecks
 from pipelines.features.audits.evidence import Verdict
 from pipelines.training.averaging.group.matchmaking import PacedKeyManager
+from pipelines.training.averaging.reducing_end import ReducingEnd
 from pipelines.training.averaging.runner import TrustedAllReduceRunner
 from pipelines.training.averaging.wire.codec import averaging_compression
 from pipelines.training.optimizers.choice import optimizer_parts
@@ -80,9 +81,13 @@ class ZeroingReducer(Participant):
         return _ZeroingRunner
 
 
-class _ZeroingRunner(TrustedAllReduceRunner):
+class _ZeroingEnd(ReducingEnd):
     def _signed(self, average: torch.Tensor, part_index: int) -> averaging_pb2.AveragingData:
         return super()._signed(torch.zeros_like(average), part_index)
+
+
+class _ZeroingRunner(TrustedAllReduceRunner):
+    reducing_type = _ZeroingEnd
 
 
 class FramingMember(Participant):

@@ -20,7 +20,7 @@ from pipelines.features.sparse.mean import mean, norm_scales
 from pipelines.training.averaging.group.avoidance import Avoidance
 from pipelines.training.averaging.reduce.robust_aggregation import bounded_weights, excess_weights
 from pipelines.training.averaging.reduce.suspects import Offence
-from pipelines.training.averaging.reducing_end import Signatures
+from pipelines.training.averaging.round_state import Signatures
 
 logger = logging.getLogger(__name__)
 
