@@ -351,6 +351,12 @@ def test_the_core_may_import_no_feature():
     assert {part for part, allowed in rules.items() if any(is_inside(name, (FEATURES,)) for name in allowed)} == set()
 
 
+def test_the_core_names_the_features_that_it_would_use_in_one_place():
+    files = [file for part in CORE for file in (ROOT / part.replace(".", "/")).rglob("*.py")]
+    named = [file for file in files if FEATURES in file.read_text(encoding="utf-8")]
+    assert named == [ROOT / "pipelines/training/swarm_optimizer/reduction.py"]
+
+
 def test_spaces_is_no_package():
     assert sorted((ROOT / "spaces").rglob("__init__.py")) == []
 
