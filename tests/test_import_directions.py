@@ -32,7 +32,7 @@ LEDGER = "pipelines.training.ledger"
 SERVERS, SIGNING, JOINING = "pipelines.features.servers", "pipelines.training.signing", "pipelines.joining"
 ALL_RECORDS = "pipelines.all_records"
 PUBLISHABLE = "pipelines.training.publishing.publishable_task"
-SPARSE = "pipelines.training.sparse"
+AUDITS, BANDWIDTH, SPARSE = (f"pipelines.features.{feature}" for feature in ("audits", "bandwidth", "sparse"))
 
 MAY_IMPORT = {
     "modeling_dalle_collab": (),
@@ -63,14 +63,15 @@ MAY_IMPORT = {
     REDUCE: (RUN, *ARITHMETIC),
     f"{AVERAGING}.wire": (RUN, REDUCE, *ARITHMETIC),
     f"{AVERAGING}.group": (RUN,),
-    f"{AVERAGING}.bandwidth": (RUN, SWARM, HUB),
-    SPARSE: ARITHMETIC,
-    AVERAGING: (RUN, SPARSE, ADMISSION, SWARM, CHILDREN, *ARITHMETIC),
+    AVERAGING: (RUN, ADMISSION, SWARM, CHILDREN, *ARITHMETIC),
     METRICS: (RUN, REPOSITORY, SIGNING, SWARM, LEDGER, HUB),
     CARD: (RUN, PUBLISHABLE, METRICS, HUB),
     STATE: (OPTIMIZERS, SIGNING, ADMISSION, SWARM, AVERAGING, HUB),
     LEDGER: (RUN, SIGNING, SWARM, STATE, GRADIENTS, OPTIMIZERS, f"{PEER}.data_lease", HUB),
-    SWARM_OPTIMIZER: (RUN, OPTIMIZERS, GRADIENTS, SPARSE, ADMISSION, SWARM, AVERAGING, STATE, CHILDREN),
+    SWARM_OPTIMIZER: (RUN, OPTIMIZERS, GRADIENTS, ADMISSION, SWARM, AVERAGING, STATE, CHILDREN),
+    AUDITS: (SWARM, AVERAGING, *ARITHMETIC),
+    BANDWIDTH: (RUN, SWARM, AVERAGING, HUB),
+    SPARSE: (RUN, GRADIENTS, ADMISSION, SWARM, AVERAGING, STATE, SWARM_OPTIMIZER, *ARITHMETIC),
     STREAMING: (RUN, HUB),
     TASK: (RUN, PUBLISHABLE, STATE, METRICS, CARD, STREAMING, MEMORY, CODES, *LIBRARIES),
     LANGUAGE: (RUN, PUBLISHABLE, STATE, METRICS, CARD, STREAMING, MEMORY, HUB, *BLOCKS),
@@ -116,7 +117,7 @@ MAY_IMPORT = {
     ),
     "pipelines.finetuning": (RUN, TASK, CODES, MEMORY, *LIBRARIES),
     "pipelines.conversion": (CODES, MODEL, f"{HUB}.printing"),
-    "pipelines.doctor": ("pipelines.training", SERVERS, ADMISSION, SWARM, MEMORY, CODES, *LIBRARIES),
+    "pipelines.doctor": ("pipelines.training", SERVERS, BANDWIDTH, ADMISSION, SWARM, MEMORY, CODES, *LIBRARIES),
     "pipelines.serving": (
         *("pipelines.training", "pipelines.generation", "pipelines.doctor"),
         *(SERVERS, ALL_RECORDS, ADMISSION, SWARM, DEVICES, PROGRESS, CODES, *LIBRARIES),
@@ -145,6 +146,7 @@ MAY_IMPORT = {
     ),
     "pipelines.chaos.faults": ("pipelines.chaos.attacks", PROCESSES, AVERAGING, SWARM_OPTIMIZER),
     "pipelines.chaos": (
+        AUDITS,
         "pipelines.demo",
         "pipelines.data_preparation",
         "pipelines.training",
@@ -184,6 +186,9 @@ PRICED = {
         "pipelines/swarm/",
         "pipelines/features/servers/",
         "pipelines/admission/",
+        "pipelines/features/audits/",
+        "pipelines/features/bandwidth/",
+        "pipelines/features/sparse/",
         "pipelines/training/averaging/",
         "pipelines/training/state/",
         "pipelines/training/swarm_optimizer/",
@@ -348,6 +353,21 @@ def test_an_import_in_the_right_direction_is_fine(tmp_path, file, source):
     (tmp_path / file).parent.mkdir(parents=True)
     (tmp_path / file).write_text(source + "\n")
     assert violations(tmp_path) == []
+
+
+CORE = (ADMISSION, SWARM, RUN, GRADIENTS, OPTIMIZERS, AVERAGING, STATE, SWARM_OPTIMIZER, PEER)
+FEATURES = "pipelines.features"
+
+
+def test_the_core_may_import_no_feature():
+    rules = {part: allowed for part, allowed in MAY_IMPORT.items() if is_inside(part, CORE)}
+    assert {part for part, allowed in rules.items() if any(is_inside(name, (FEATURES,)) for name in allowed)} == set()
+
+
+def test_the_core_names_the_features_that_it_would_use_in_one_place():
+    files = [file for part in CORE for file in (ROOT / part.replace(".", "/")).rglob("*.py")]
+    named = [file for file in files if FEATURES in file.read_text(encoding="utf-8")]
+    assert named == [ROOT / "pipelines/training/swarm_optimizer/reduction.py"]
 
 
 def test_spaces_is_no_package():

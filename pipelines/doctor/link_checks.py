@@ -9,8 +9,8 @@ from typing import Any
 
 from hub_tools.atomic_files import write_text_whole
 from pipelines.doctor.check_result import CheckResult, ok, unknown, warn
-from pipelines.training.averaging.bandwidth.estimate import least_mbit, round_line
-from pipelines.training.averaging.bandwidth.shares import Link
+from pipelines.features.bandwidth.estimate import least_mbit, round_line
+from pipelines.training.averaging.division import Link
 from pipelines.training.run.training_run import TrainingRun
 
 logger = logging.getLogger(__name__)

@@ -9,8 +9,8 @@ import tempfile
 import time
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from peer_processes import run_peers
@@ -64,27 +64,14 @@ def run_rounds(settings: RoundSettings, limits: LinkLimits | None = None) -> lis
 
 def be_a_peer(number: int, folder: Path, address: str, announced: str, settings: RoundSettings) -> None:
     """Average random gradients with the others."""
-    from hivemind.utils import MSGPackSerializer
-
+    from pipelines.features.bandwidth.measured_division import MeasuredDivision
     from pipelines.swarm.network_options import NetworkOptions
     from pipelines.swarm.node import open_dht, visible_addresses
-    from pipelines.training.averaging.bandwidth.division import Division
+    from pipelines.training.averaging.division import Division
     from pipelines.training.averaging.wire.codec import averaging_compression
     from pipelines.training.run.training_run import TrainingRun
     from pipelines.training.swarm_optimizer.assembly import LISTENER
     from pipelines.training.swarm_optimizer.gradient_averager import SwarmGradientAverager
-
-    class EqualDivision(Division):
-        """Says nothing of its link, so that everybody reduces the same."""
-
-        def told(self, gathered: bytes) -> bytes:
-            _, mode, message = MSGPackSerializer.loads(gathered)
-            return MSGPackSerializer.dumps([None, mode, message])
-
-    class EqualAverager(SwarmGradientAverager):
-        async def _step(self, **kwargs: Any) -> None:
-            self._division = self._division or EqualDivision(None, None, may_help=False)
-            await super()._step(**kwargs)
 
     torch.set_num_threads(1)
     run = TrainingRun(
@@ -99,12 +86,12 @@ def be_a_peer(number: int, folder: Path, address: str, announced: str, settings:
     with open_dht("bench/run", entry, options, admission=None) as dht:
         if number == 0:
             _write(folder / "address", visible_addresses(dht)[0])
-        kind = SwarmGradientAverager if settings.measures else EqualAverager
-        averager = kind(
+        division = partial(MeasuredDivision, may_help=helps) if settings.measures else Division
+        averager = SwarmGradientAverager(
             [parameter], dht=dht, admission=None, prefix="bench", compression=averaging_compression(run),
             target_group_size=settings.num_peers, min_matchmaking_time=4.0, request_timeout=1.5,
             allreduce_timeout=120.0, next_chunk_timeout=30.0, start=True,
-            **(dict(LISTENER, may_help=True) if helps else {}),
+            new_division=division, **(LISTENER if helps else {}),
         )  # fmt: skip
         while len(rounds) < settings.num_rounds:
             _meet(folder, number, len(rounds), settings.num_peers)

@@ -25,13 +25,13 @@ from colluding_attacks import (
 )
 from measurement import Row, write_results
 
+from pipelines.features.sparse.codec import SparseCodec
+from pipelines.features.sparse.error_feedback import ErrorFeedback
+from pipelines.features.sparse.mean import mean
 from pipelines.training.averaging.reduce.robust_aggregation import AggregationRule, aggregate
 from pipelines.training.optimizers.choice import linear_schedule
 from pipelines.training.optimizers.lamb import Lamb
 from pipelines.training.optimizers.nesterov import Nesterov
-from pipelines.training.sparse.codec import SparseCodec
-from pipelines.training.sparse.error_feedback import ErrorFeedback
-from pipelines.training.sparse.mean import mean
 
 NUM_PEERS, NUM_ATTACKERS = 16, 7
 NUM_INPUTS, NUM_HIDDEN, NUM_CLASSES = 16, 32, 8

@@ -21,6 +21,9 @@ from hivemind.compression import CompressionBase, CompressionInfo
 from hivemind.proto import runtime_pb2
 
 from hub_tools.atomic_files import write_text_whole
+from pipelines.features.sparse.codec import SparseCodec
+from pipelines.features.sparse.error_feedback import ErrorFeedback
+from pipelines.features.sparse.mean import mean
 from pipelines.training.averaging.reduce.finite_values import is_finite
 from pipelines.training.averaging.reduce.robust_aggregation import aggregate, bounded_weights
 from pipelines.training.averaging.wire.codec import averaging_compression, read_part
@@ -29,13 +32,11 @@ from pipelines.training.gradients.computation import GradientComputation, gradie
 from pipelines.training.optimizers.choice import gradient_momentum, optimizer_parts
 from pipelines.training.run.task import Batch, TrainingTask
 from pipelines.training.run.training_run import TrainingRun
-from pipelines.training.sparse.codec import SparseCodec
-from pipelines.training.sparse.error_feedback import ErrorFeedback
-from pipelines.training.sparse.mean import mean
 from pipelines.training.state.averager import SwarmStateAverager
-from pipelines.training.swarm_optimizer.assembly import gathering_of, step_along_averaged_gradients
+from pipelines.training.swarm_optimizer.assembly import step_along_averaged_gradients
 from pipelines.training.swarm_optimizer.gradient_averager import SwarmGradientAverager
 from pipelines.training.swarm_optimizer.hivemind_options import aggregation_rule, make_state_averager
+from pipelines.training.swarm_optimizer.reduction import Reduction
 
 Vector = Sequence[torch.Tensor]
 """What one peer averages, tensor by tensor."""
@@ -93,7 +94,7 @@ class _Peer:
         )  # fmt: skip
         if twin is None:
             step_along_averaged_gradients(self.state, self.gradients)
-        self.gathering = gathering_of(run, self.model, self.gradients, self.state)
+        self.gathering = Reduction(run).gathering(self.model, self.gradients, self.state)
         self._computation = GradientComputation(task, self.model, device="cpu", precision="fp32", compiled=compiled)
 
     def _new_state(self, run: TrainingRun) -> _State:

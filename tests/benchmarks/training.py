@@ -22,8 +22,9 @@ from pipelines.chaos.chaos_run import ChaosPlan, run_chaos
 from pipelines.chaos.chaos_swarm import SwarmPlan
 from pipelines.chaos.faults.fault_script import Fault, FaultKind
 from pipelines.chaos.faults.link_proxy import LinkLimits
+from pipelines.features.bandwidth.shares import Member, duration_of, shares_of
 from pipelines.swarm.upload_limit import BYTES_PER_MEGABIT
-from pipelines.training.averaging.bandwidth.shares import Link, Member, duration_of, shares_of
+from pipelines.training.averaging.division import Link
 from pipelines.training.optimizers.lamb import Lamb
 
 SMALL_MODEL = dict(

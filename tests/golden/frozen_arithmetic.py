@@ -18,13 +18,13 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from pipelines.block_quantisation import dequantise, quantise
 from pipelines.equal_arithmetic import SPAN, norm, power, product
+from pipelines.features.sparse.codec import SparseCodec
+from pipelines.features.sparse.error_feedback import ErrorFeedback
+from pipelines.features.sparse.mean import mean
 from pipelines.training.averaging.reduce.robust_aggregation import AggregationRule, aggregate, bounded_weights
 from pipelines.training.optimizers.choice import OPTIMIZERS, linear_schedule
 from pipelines.training.optimizers.nesterov import Nesterov
 from pipelines.training.run.sections import AGGREGATION_RULES
-from pipelines.training.sparse.codec import SparseCodec
-from pipelines.training.sparse.error_feedback import ErrorFeedback
-from pipelines.training.sparse.mean import mean
 
 NUM_STEPS = 200
 SHAPES = ((96, 64), (7,), (33, 130), (4097,))

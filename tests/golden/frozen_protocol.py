@@ -40,7 +40,6 @@ from parts import (
     SwarmRecords,
     TokenCheck,
     access_token,
-    averager_of,
     candidacy,
     door_of,
     farewell_request,
@@ -50,6 +49,7 @@ from parts import (
     peer_admission,
     public_text,
     receipt_statement,
+    reduction_of,
     suspect_record,
     tensors_request,
     tiny_run,
@@ -136,7 +136,7 @@ def protocol() -> dict[str, Any]:
 def _sparse_averager(dht: SwarmDHT, optimizer: Any) -> Any:
     """Return the averager of a run with sparse synchronisation; its process is not started."""
     run = tiny_run(local_steps=2, synchronisation="sparse", aggregation_rule="mean", outer_momentum=0)
-    return averager_of(run)(
+    return reduction_of(run).averager(
         parameters=optimizer.grad_averager.parameters, dht=dht, admission=None, prefix=optimizer.grad_averager.prefix,
         min_matchmaking_time=1.0, start=False,
     )  # fmt: skip

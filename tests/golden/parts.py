@@ -21,12 +21,12 @@ from pipelines.admission.tokens import Admission, AdmissionRequest, TokenCheck, 
 from pipelines.all_records import ALL_RECORDS
 from pipelines.command_line.main import app as command_line
 from pipelines.features.servers.server_list import ServerList
+from pipelines.features.sparse.announcement import Announcement, receipt_statement
 from pipelines.swarm.dial_back import DialBack
 from pipelines.swarm.peer_records import AuxiliaryStatus, PeerIntroduction, PeerMetrics, StateRecord
 from pipelines.swarm.records import SwarmRecords
 from pipelines.training.auxiliary.auxiliary_options import AuxiliaryOptions
 from pipelines.training.auxiliary.publishing.publisher_election import candidacy
-from pipelines.training.averaging.contributions.announcement import Announcement, receipt_statement
 from pipelines.training.averaging.group.matchmaking import PacedKeyManager
 from pipelines.training.averaging.reduce.reducer import RobustPartReducer
 from pipelines.training.averaging.reduce.robust_aggregation import AggregationRule
@@ -41,5 +41,6 @@ from pipelines.training.run.sections import AGGREGATION_RULES, AVERAGING_COMPRES
 from pipelines.training.signing.publisher_keys import PublisherKey
 from pipelines.training.state.digest import StateManifest
 from pipelines.training.state.download import farewell_request, manifest_request, tensors_request
-from pipelines.training.swarm_optimizer.assembly import averager_of, make_optimizer
+from pipelines.training.swarm_optimizer.assembly import make_optimizer
+from pipelines.training.swarm_optimizer.reduction import reduction_of
 from pipelines.training.tasks.text_to_image.model import initial_model

@@ -28,6 +28,7 @@ from pipelines.training.peer.process_group import guard_process_group
 from pipelines.training.run.training_run import TrainingRun
 from pipelines.training.swarm_optimizer.gradient_averager import SwarmGradientAverager
 from pipelines.training.swarm_optimizer.hivemind_options import averager_options
+from pipelines.training.swarm_optimizer.reduction import Reduction
 
 SHAPES = ((300, 100), (20_000,), (77,))
 PART_BYTES = 2**11
@@ -67,8 +68,8 @@ def make_averager(settings: dict, dht: object) -> SwarmGradientAverager:
     run = TrainingRun.from_mapping(settings["run"])
     kind = HostileGradientAverager if settings["name"] == "hostile" else SwarmGradientAverager
     parameters = [torch.nn.Parameter(torch.zeros(shape)) for shape in SHAPES]
-    return kind(
-        parameters, dht=dht, admission=None, prefix="attacked", compression=averaging_compression(run),
+    return Reduction(run, kind).averager(
+        parameters=parameters, dht=dht, admission=None, prefix="attacked", compression=averaging_compression(run),
         part_size_bytes=PART_BYTES, target_group_size=len(settings["members"]),
         min_matchmaking_time=run.matchmaking_seconds, allreduce_timeout=60.0, next_chunk_timeout=15.0,
         client_mode=settings["name"] == "client", auxiliary=settings["name"] == "helper", start=True,

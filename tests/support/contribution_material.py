@@ -4,7 +4,7 @@ import torch
 from hivemind.p2p import PeerID
 from hivemind.utils import MSGPackSerializer
 
-from pipelines.training.sparse.codec import SparseCodec
+from pipelines.features.sparse.codec import SparseCodec
 
 CODEC = SparseCodec([(40, 30), (77,)], chunk=64, k=4)
 SIZES = range(CODEC.least_bytes, CODEC.most_bytes + 1)

@@ -7,12 +7,11 @@ import json
 
 import torch
 
+from pipelines.features.sparse.averager import SparseGradientAverager
+from pipelines.features.sparse.mean import mean
 from pipelines.swarm.network_options import NetworkOptions
 from pipelines.swarm.node import open_dht, visible_addresses
-from pipelines.training.averaging.contributions.contribution_averager import ContributionAverager
 from pipelines.training.peer.process_group import guard_process_group
-from pipelines.training.sparse.mean import mean
-from pipelines.training.swarm_optimizer.sparse_averager import SparseGradientAverager
 
 LOOPBACK = NetworkOptions(host_addresses=("/ip4/127.0.0.1/tcp/0",))
 SHAPE = (2**10, 2**11)
@@ -21,7 +20,7 @@ SHAPE = (2**10, 2**11)
 NUM_SAMPLES = (15, 1)
 
 
-def contribution_of(averager: ContributionAverager, seed: int) -> bytes:
+def contribution_of(averager: SparseGradientAverager, seed: int) -> bytes:
     """Progress that is as long as its samples say."""
     values = NUM_SAMPLES[seed] * torch.randn(SHAPE, generator=torch.Generator().manual_seed(seed))
     return averager.codec.encode([values], NUM_SAMPLES[seed])

@@ -8,8 +8,8 @@ import signal
 
 from hivemind.proto import averaging_pb2
 
-from pipelines.training.averaging.contributions.contribution_averager import ContributionAverager
-from pipelines.training.averaging.contributions.deliveries import Deliveries
+from pipelines.features.sparse.averager import SparseGradientAverager
+from pipelines.features.sparse.deliveries import Deliveries
 
 FIRST_EPOCH = 1
 
@@ -76,4 +76,4 @@ KINDS = dict(
 
 def deliver_falsely(kind: str) -> None:
     """Make the averagers of this process do so."""
-    ContributionAverager.deliveries_type = KINDS[kind]
+    SparseGradientAverager.deliveries_type = KINDS[kind]

@@ -19,10 +19,9 @@ NAMES = "admission/protocol_names.py"
 NODE = "admission/dht_gate.py"
 RECORD_LIMITS = "swarm/record_limits.py"
 REDUCER = "training/averaging/reduce/reducer.py"
-REDUCING_END = "training/averaging/reducing_end.py"
+ROUND_STATE = "training/averaging/round_state.py"
 RUNNER = "training/averaging/runner.py"
 SEARCH = "training/averaging/group/matchmaking.py"
-SENDING_END = "training/averaging/sending_end.py"
 STATE = "training/state/averager.py"
 TRACKER = "training/swarm_optimizer/progress_tracking.py"
 
@@ -149,19 +148,19 @@ CONTRACT = (
         (RUNNER,), "called: to open those streams"),
     Row("averaging.allreduce.AllReduceRunner._check_reasons_to_reject",
         "(self, request: averaging_pb2.AveragingData, context: P2PContext) -> Optional[averaging_pb2.AveragingData]",
-        (REDUCING_END,), "called: hivemind's own reasons stay in force"),
+        (RUNNER,), "called: hivemind's own reasons stay in force"),
     Row("averaging.allreduce.AllReduceRunner._ban_sender", "async (self, peer_id: PeerID)",
-        (REDUCING_END,), "overridden: who was left out is remembered and named"),
+        (RUNNER,), "overridden: who was left out is remembered and named"),
     Row("averaging.allreduce.AllReduceRunner._future", "= asyncio.Future()",
-        (REDUCING_END, RUNNER), "read: whether the round is over, after which nobody is to blame"),
+        (RUNNER,), "read: whether the round is over, after which nobody is to blame"),
     Row("averaging.allreduce.AllReduceRunner.tensor_part_reducer",
         "= TensorPartReducer(tuple((part.shape for part in self.parts_for_local_averaging)), "
         "len(self.sender_peer_ids))",
-        (REDUCING_END,), "replaced: by one that aggregates by the run's rule"),
+        (RUNNER,), "replaced: by one that aggregates by the run's rule"),
     Row("averaging.partition.TensorPartContainer._input_parts_by_peer", "= [deque() for _ in range(self.group_size)]",
-        (REDUCING_END, RUNNER, SENDING_END), "read: parts go over several streams, and are compressed again"),
+        (ROUND_STATE, RUNNER), "read: parts go over several streams, and are compressed again"),
     Row("averaging.partition.TensorPartContainer.return_deltas", "= return_deltas",
-        (REDUCING_END,), "set: answers are averages where members must agree in every bit"),
+        (RUNNER,), "set: answers are averages where members must agree in every bit"),
     Row("averaging.partition.TensorPartReducer.accumulator", "= None",
         (REDUCER,), "cleared: the running sum, which one bad part would spoil, is not used"),
     Row("averaging.partition.TensorPartReducer.current_part_accumulated_from", "= 0",

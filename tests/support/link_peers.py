@@ -22,6 +22,7 @@ from pipelines.process_table import is_running
 from pipelines.swarm.network_options import NetworkOptions
 from pipelines.swarm.node import visible_addresses
 from pipelines.swarm.upload_limit import UploadLimit
+from pipelines.training.averaging.reducing_end import ReducingEnd
 from pipelines.training.averaging.runner import TrustedAllReduceRunner
 from pipelines.training.averaging.wire.codec import averaging_compression
 from pipelines.training.averaging.wire.parallel_streams import PART_BYTES
@@ -30,6 +31,7 @@ from pipelines.training.run.training_run import TrainingRun
 from pipelines.training.swarm_optimizer.assembly import LISTENER
 from pipelines.training.swarm_optimizer.gradient_averager import SwarmGradientAverager
 from pipelines.training.swarm_optimizer.hivemind_options import averager_options
+from pipelines.training.swarm_optimizer.reduction import Reduction
 
 NUM_VALUES = 2**19
 HELPER, ANCHOR = "helper", "anchor"
@@ -48,14 +50,14 @@ class WrittenDownAverager(SwarmGradientAverager):
         await super()._run_allreduce_inplace_(*args, **kwargs)
 
 
-class DyingRunner(TrustedAllReduceRunner):
+class DyingEnd(ReducingEnd):
     """Kills its whole peer in the middle of a round."""
 
     num_answers = 0
 
     def _signed(self, *args: Any) -> Any:
-        DyingRunner.num_answers += 1
-        if DyingRunner.num_answers > ANSWERS_BEFORE_DEATH:
+        DyingEnd.num_answers += 1
+        if DyingEnd.num_answers > ANSWERS_BEFORE_DEATH:
             os.killpg(os.getpgrp(), signal.SIGKILL)
         return super()._signed(*args)
 
@@ -65,14 +67,14 @@ def make_averager(settings: dict, dht: Any) -> WrittenDownAverager:
     WrittenDownAverager.settings = settings
     parameters = [torch.nn.Parameter(torch.zeros(NUM_VALUES // 1024, 1024))]
     if name in (HELPER, ANCHOR):
-        special = dict(LISTENER, may_help=name == HELPER)
+        special = dict(LISTENER)
     else:
         special = dict(upload_limit=UploadLimit(settings["upload_mbit"][name]))
-    return WrittenDownAverager(
-        parameters, dht=dht, admission=None, prefix="links", compression=averaging_compression(run),
+    return Reduction(run, WrittenDownAverager).averager(
+        parameters=parameters, dht=dht, admission=None, prefix="links", compression=averaging_compression(run),
         target_group_size=len(settings["members"]), min_matchmaking_time=run.matchmaking_seconds,
         allreduce_timeout=60.0, next_chunk_timeout=15.0, part_size_bytes=PART_BYTES,
-        start=True, **averager_options(run), **special,
+        may_help=name == HELPER, start=True, **averager_options(run), **special,
     )  # fmt: skip
 
 
@@ -118,7 +120,7 @@ def take_part(settings: dict) -> None:
     entry = [address for event in wait_for_events(settings, before, "ready")[:1] for address in event["addresses"]]
     options = NetworkOptions(host_addresses=("/ip4/127.0.0.1/tcp/0",), startup_timeout_seconds=300.0)
     if name == HELPER and settings.get("dies"):
-        WrittenDownAverager.runner_type = DyingRunner
+        TrustedAllReduceRunner.reducing_type = DyingEnd
     with ExitStack() as stack:
         dht = join(stack, entry, options)
         averager = make_averager(settings, dht)

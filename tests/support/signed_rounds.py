@@ -13,7 +13,8 @@ from hivemind.utils.crypto import RSAPrivateKey
 
 from pipelines.admission.averaging_gate import AdmissionGate, GroupSignatures
 from pipelines.admission.tokens import TokenCheck, der_of, own_admission, peer_id_of, self_signed_token
-from pipelines.training.averaging.evidence import Evidence, PartForm, RoundTerms
+from pipelines.features.audits.evidence import Evidence
+from pipelines.training.averaging.checks import PartForm, RoundTerms
 from pipelines.training.averaging.reduce.robust_aggregation import AggregationRule, aggregate, bounded_weights
 from pipelines.training.averaging.wire.codec import Blockwise8BitCodec
 from pipelines.training.averaging.wire.signed_answers import WeighedInput, answer_statement

@@ -20,7 +20,8 @@ from safetensors.torch import save_file
 from pipelines.process_table import group_members
 from pipelines.swarm.network_options import NetworkOptions
 from pipelines.swarm.node import visible_addresses
-from pipelines.training.averaging import averager as averaging
+from pipelines.training.averaging.runner import TrustedAllReduceRunner
+from pipelines.training.averaging.sending_end import SendingEnd
 from pipelines.training.peer.entering import PeerParts, enter_run
 from pipelines.training.peer.process_group import guard_process_group
 from pipelines.training.peer.training_peer import TrainingPeer
@@ -50,17 +51,17 @@ def strike_in_round(current_epochs: list, epoch: int, number: int, guard: int) -
     current_epoch = multiprocessing.Value("q", 0)
     current_epochs.append(current_epoch)
 
-    class StruckRunner(averaging.TrustedAllReduceRunner):
-        async def _messages_of_stream(self, peer_index, stream):
-            async for message in super()._messages_of_stream(peer_index, stream):
+    class StruckEnd(SendingEnd):
+        async def messages_of_stream(self, *which):
+            async for message in super().messages_of_stream(*which):
                 yield message
-                if current_epoch.value >= epoch and self._prefix.endswith("grad_averager"):
+                if current_epoch.value >= epoch:
                     # This process comes last: it would strike nobody any more. The guard of the group stays awake.
                     for pid in sorted(group_members(os.getpgrp()), key=os.getpid().__eq__):
                         if pid != guard:
                             os.kill(pid, number)
 
-    averaging.RobustAverager.runner_type = StruckRunner
+    TrustedAllReduceRunner.sending_type = StruckEnd
 
 
 def dawdle_in_round(current_epochs: list, epoch: int, seconds: float) -> None:
@@ -68,14 +69,14 @@ def dawdle_in_round(current_epochs: list, epoch: int, seconds: float) -> None:
     current_epoch = multiprocessing.Value("q", 0)
     current_epochs.append(current_epoch)
 
-    class DawdlingRunner(averaging.TrustedAllReduceRunner):
-        async def _messages_of_stream(self, peer_index, stream):
-            if current_epoch.value == epoch and self._prefix.endswith("grad_averager"):
+    class DawdlingEnd(SendingEnd):
+        async def messages_of_stream(self, *which):
+            if current_epoch.value == epoch:
                 await asyncio.sleep(seconds)
-            async for message in super()._messages_of_stream(peer_index, stream):
+            async for message in super().messages_of_stream(*which):
                 yield message
 
-    averaging.RobustAverager.runner_type = DawdlingRunner
+    TrustedAllReduceRunner.sending_type = DawdlingEnd
 
 
 def main(settings: dict) -> None:

@@ -13,9 +13,10 @@ from hivemind.proto import averaging_pb2, runtime_pb2
 from hivemind.utils import MSGPackSerializer, get_dht_time
 
 from pipelines.chaos.attacks.hostile_node import HostileNode
-from pipelines.training.averaging.checks import RoundChecks
-from pipelines.training.averaging.evidence import Verdict
+from pipelines.features.audits.checks import RoundChecks
+from pipelines.features.audits.evidence import Verdict
 from pipelines.training.averaging.group.matchmaking import PacedKeyManager
+from pipelines.training.averaging.reducing_end import ReducingEnd
 from pipelines.training.averaging.runner import TrustedAllReduceRunner
 from pipelines.training.averaging.wire.codec import averaging_compression
 from pipelines.training.optimizers.choice import optimizer_parts
@@ -23,6 +24,7 @@ from pipelines.training.state.averager import SwarmStateAverager
 from pipelines.training.state.download import WANT_MANIFEST, manifest_request, read_request
 from pipelines.training.swarm_optimizer.gradient_averager import SwarmGradientAverager
 from pipelines.training.swarm_optimizer.hivemind_options import StateAverager, averager_options, make_state_averager
+from pipelines.training.swarm_optimizer.reduction import Reduction
 from pipelines.training.tasks.text_to_image.model import initial_model
 
 Averager = TypeVar("Averager", bound=SwarmGradientAverager)
@@ -79,18 +81,20 @@ class ZeroingReducer(Participant):
         return _ZeroingRunner
 
 
-class _ZeroingRunner(TrustedAllReduceRunner):
+class _ZeroingEnd(ReducingEnd):
     def _signed(self, average: torch.Tensor, part_index: int) -> averaging_pb2.AveragingData:
         return super()._signed(torch.zeros_like(average), part_index)
+
+
+class _ZeroingRunner(TrustedAllReduceRunner):
+    reducing_type = _ZeroingEnd
 
 
 class FramingMember(Participant):
     """Accuses a reducer after each round, and shows what that one has honestly shown."""
 
-    @property
-    def checks_type(self) -> Any:
-        """Checks that end with an accusation."""
-        return _FramingChecks
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **(kwargs | dict(checks_type=_FramingChecks)))
 
 
 class _FramingChecks(RoundChecks):
@@ -135,7 +139,7 @@ class HoldingReader(SwarmStateAverager):
 def hostile_averager(node: HostileNode, kind: type[Averager]) -> Averager:
     """Start an averager of gradients that the others take for one of theirs."""
     run = node.run
-    return kind(
+    averager = Reduction(run, kind).averager(
         parameters=[parameter for group in _optimizer_parts(node)["params"] for parameter in group["params"]],
         dht=node.dht,
         admission=node.admission,
@@ -146,6 +150,8 @@ def hostile_averager(node: HostileNode, kind: type[Averager]) -> Averager:
         start=True,
         **averager_options(run),
     )
+    assert isinstance(averager, kind)
+    return averager
 
 
 def zeroed_state(node: HostileNode, kind: type[StateAverager]) -> StateAverager:

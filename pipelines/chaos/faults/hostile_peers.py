@@ -12,9 +12,12 @@ from typing import Any
 
 import torch
 from hivemind.averaging.allreduce import AveragingMode
+from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2
 
+from pipelines.training.averaging.reducing_end import ReducingEnd
 from pipelines.training.averaging.runner import TrustedAllReduceRunner
+from pipelines.training.averaging.sending_end import SendingEnd
 from pipelines.training.swarm_optimizer.gradient_averager import SwarmGradientAverager
 
 LIE_FACTOR = -1000.0
@@ -76,20 +79,16 @@ VALUE_ATTACKS = {
 WEIGHTS = {Attack.HUGE_WEIGHT: HUGE_WEIGHT, Attack.NO_WEIGHT: 0.0}
 
 
-class HostileRunner(TrustedAllReduceRunner):
-    """A round with false parts or answers."""
+class _HostileSending(SendingEnd):
+    """Sends false parts."""
 
-    def __init__(self, *, attack: Attack, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
+    def __init__(self, *args: Any, attack: Attack) -> None:
+        super().__init__(*args)
         self._attack = attack
 
-    def _own_input(self, numbered_part: tuple[int, torch.Tensor]) -> tuple[int, torch.Tensor]:
-        number, part = numbered_part  # as a reducer it goes on, whatever it sends
-        return super()._own_input((number, torch.nan_to_num(part, nan=0.0, posinf=0.0, neginf=0.0)))
-
-    async def _messages_of_stream(self, peer_index: int, number: int) -> AsyncIterator[averaging_pb2.AveragingData]:
+    async def messages_of_stream(self, reducer_index: int, number: int) -> AsyncIterator[averaging_pb2.AveragingData]:
         first = None
-        async for message in super()._messages_of_stream(peer_index, number):
+        async for message in super().messages_of_stream(reducer_index, number):
             first = first or message
             if self._attack == Attack.REPLAYED:
                 message = first
@@ -98,19 +97,49 @@ class HostileRunner(TrustedAllReduceRunner):
                 message.tensor_part.buffer = message.tensor_part.buffer[:-4]
             yield message
 
-    async def _answers_to_stream(
+
+class _HostileReducing(ReducingEnd):
+    """Answers falsely, or only to one sender."""
+
+    def __init__(self, *args: Any, attack: Attack, favoured: PeerID | None) -> None:
+        super().__init__(*args)
+        self._attack, self._favoured = attack, favoured
+
+    def _own_input(self, sending: SendingEnd, numbered_part: tuple[int, torch.Tensor]) -> tuple[int, torch.Tensor]:
+        number, part = numbered_part  # as a reducer it goes on, whatever it sends
+        return super()._own_input(sending, (number, torch.nan_to_num(part, nan=0.0, posinf=0.0, neginf=0.0)))
+
+    async def answers_to_stream(
         self, stream: AsyncIterator[averaging_pb2.AveragingData], sender_index: int, number: int
     ) -> AsyncGenerator[averaging_pb2.AveragingData]:
-        modes = dict(zip(self.ordered_peer_ids, self.modes, strict=True))
-        others = [p for p in self.sender_peer_ids if p != self.peer_id and modes[p] == AveragingMode.NODE]
-        is_favoured = self.sender_peer_ids[sender_index] == others[0]
-        async for answer in super()._answers_to_stream(stream, sender_index, number):
+        is_favoured = self._round.senders[sender_index] == self._favoured
+        async for answer in super().answers_to_stream(stream, sender_index, number):
             if is_favoured or self._attack != Attack.UNEVEN_REDUCER:
                 yield answer
 
     async def _answer(self, average: torch.Tensor, part_index: int) -> averaging_pb2.AveragingData:
         lie = self._attack == Attack.LYING_REDUCER
         return await super()._answer(LIE_FACTOR * average if lie else average, part_index)
+
+
+class HostileRunner(TrustedAllReduceRunner):
+    """A round with false parts or answers."""
+
+    def __init__(self, *, attack: Attack, **kwargs: Any) -> None:
+        self._attack = attack
+        super().__init__(**kwargs)
+
+    @property
+    def sending_type(self) -> Any:
+        """Sends as the attack wants it."""
+        return partial(_HostileSending, attack=self._attack)
+
+    @property
+    def reducing_type(self) -> Any:
+        """Reduces as the attack wants it."""
+        modes = dict(zip(self.ordered_peer_ids, self.modes, strict=True))
+        others = (p for p in self.sender_peer_ids if p != self.peer_id and modes[p] == AveragingMode.NODE)
+        return partial(_HostileReducing, attack=self._attack, favoured=next(others, None))
 
 
 class HostileGradientAverager(SwarmGradientAverager):

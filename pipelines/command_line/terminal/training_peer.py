@@ -16,10 +16,10 @@ from pipelines.command_line.terminal.entry_words import what_entering_asks, who_
 from pipelines.command_line.terminal.peer_events import EventFile
 from pipelines.command_line.terminal.peer_names import SECONDS_BETWEEN_NAMES, PeerNames
 from pipelines.command_line.terminal.worker import become_worker
+from pipelines.features.bandwidth.session_totals import SessionTraffic, seconds_left
 from pipelines.swarm.network_options import NetworkOptions
 from pipelines.training.peer.process_group import START_AGAIN_EXIT_CODE, seconds_since_start
 from pipelines.training.peer.repeating import repeated
-from pipelines.training.peer.session_totals import SessionTraffic, seconds_left
 from pipelines.training.run.compute_options import ComputeOptions
 
 if TYPE_CHECKING:
@@ -101,8 +101,8 @@ def _hear(repository: str, console: Console, status: Any, events: EventFile, eve
 def _noting_link(repository: str, console: Console, reports: Iterator[Any], peer: Any) -> Iterator[Any]:
     """Pass reports on; say once what a round takes on this link, and remember what it was measured to carry."""
     from pipelines.doctor.link_checks import remember_link
-    from pipelines.training.averaging.bandwidth.estimate import round_line
-    from pipelines.training.averaging.bandwidth.shares import Link
+    from pipelines.features.bandwidth.estimate import round_line
+    from pipelines.training.averaging.division import Link
     from pipelines.training.repository.organiser import link_file
 
     num_parameters = sum(parameter.numel() for parameter in peer.model.parameters() if parameter.requires_grad)

@@ -53,7 +53,7 @@ class ServerList(NamedServicer):
     async def _read(self) -> list[Entry]:
         found = await self._node.get_many(self._keys, sufficient_expiration_time=float("inf"))
         servers, tokens = (_values(found[key]) for key in self._keys)
-        entries = {owner: (owner, record, tokens.get(owner)) for owner, record in servers.items()}
+        entries: dict[bytes, Entry] = {o: (o, record, tokens.get(o)) for o, record in servers.items()}
         # Keys without an admission are free: they must take nobody's room.
         counted = believed_records(ServerRecord, entries.values(), self._check, now=get_dht_time())
         return [entries[owner] for owner in counted][:MOST_TOLD]

@@ -19,7 +19,7 @@ from pipelines.child_watch import end_with_parent
 from pipelines.swarm.forks import forget_ended_calls, set_aside_what_exists
 from pipelines.swarm.streams.bounded import bound_streams
 from pipelines.swarm.upload_limit import UploadLimit, pass_bytes
-from pipelines.training.averaging.checks import RoundChecks
+from pipelines.training.averaging.checks import Checks
 from pipelines.training.averaging.wire.signed_answers import RoundAnswers, read_answers_request
 from pipelines.training.averaging.wire.streams import until_reader_closes
 
@@ -46,7 +46,7 @@ class AnsweringAverager(NamedServicer, DecentralizedAverager):
         self._upload_limit = upload_limit
         self._answers: dict[bytes, RoundAnswers] = {}
         self._ended_groups: list[bytes] = []
-        self._checks: RoundChecks | None = None
+        self._checks: Checks | None = None
         super().__init__(*args, prefix=prefix, **kwargs)
 
     def _run_internal(self) -> None:
@@ -116,7 +116,7 @@ class AnsweringAverager(NamedServicer, DecentralizedAverager):
     async def rpc_accuse(
         self, stream: StreamOf[averaging_pb2.AveragingData], context: P2PContext
     ) -> StreamOf[averaging_pb2.AveragingData]:
-        """Hear what a member of the same round has to show against another one; see `RoundChecks.hear`."""
+        """Hear what a member of the same round has to show against another one; see `Checks.hear`."""
         if self._checks is not None:
             async for message in until_reader_closes(self._checks.hear(context.remote_id, stream)):
                 yield message

@@ -33,8 +33,8 @@ from pipelines.admission.client import PeerAdmission
 from pipelines.swarm.forks import left_out_of_forks
 from pipelines.swarm.upload_limit import UploadLimit, pass_bytes
 from pipelines.training.averaging.answering_averager import AnsweringAverager
-from pipelines.training.averaging.bandwidth.division import Division
-from pipelines.training.averaging.checks import RoundChecks
+from pipelines.training.averaging.checks import Checks
+from pipelines.training.averaging.division import Division, NewDivision
 from pipelines.training.averaging.figures import AveragingRound, Round, SharedFigures
 from pipelines.training.averaging.group.group_data import mode_of
 from pipelines.training.averaging.group.kept_tasks import kept_from_garbage
@@ -68,7 +68,6 @@ class RobustAverager(AnsweringAverager):
     """
 
     runner_type: type[TrustedAllReduceRunner] = TrustedAllReduceRunner
-    checks_type: type[RoundChecks] = RoundChecks
     times_of_attempts: Callable[..., AttemptTimes] = staticmethod(attempt_times)
 
     def __init__(
@@ -80,15 +79,17 @@ class RobustAverager(AnsweringAverager):
         min_share_averaged: float = MIN_SHARE_AVERAGED,
         upload_limit: UploadLimit | None = None,
         rounds_begin_together: bool = True,
-        may_help: bool = False,
+        new_division: NewDivision = Division,
+        checks_type: type[Checks] = Checks,
         **kwargs: Any,
     ) -> None:
         """`admission` is this peer's; None: nothing is checked, and the averager accepts everybody.
 
-        `rounds_begin_together`: see `GroupSearch`; `may_help`: see `Division`; all else is as in
-        `DecentralizedAverager`.
+        `rounds_begin_together`: see `GroupSearch`; `new_division` makes what says who reduces how much; `checks_type`:
+        what averages are checked by; all else is as in `DecentralizedAverager`.
         """
-        self._rounds_begin_together, self._may_help = rounds_begin_together, may_help
+        self._rounds_begin_together, self._new_division = rounds_begin_together, new_division
+        self._checks_type = checks_type
         self._division: Division | None = None
         self._rule, self._min_share_averaged = rule, min_share_averaged
         self._figures = SharedFigures()  # before hivemind forks the process that runs the rounds
@@ -185,7 +186,7 @@ class RobustAverager(AnsweringAverager):
     async def _step(self, *, step: StepControl, **kwargs: Any) -> None:
         self._gate.prove(step, self.peer_id, self._told(step.data_for_gather))
         step.wait_for_cancel = partial(until_cancelled, step)
-        self._checks = self._checks or self.checks_type(
+        self._checks = self._checks or self._checks_type(
             self.peer_id, self._stub_of, self._name_outside_a_round, self._upload_limit
         )
         if self.mode == AveragingMode.AUX:  # those who send nothing would make empty groups
@@ -242,7 +243,7 @@ class RobustAverager(AnsweringAverager):
 
     def _told(self, gathered: bytes) -> bytes:
         """Return what this peer tells its group, given what hivemind would tell."""
-        self._division = self._division or Division(self.dht.pid, self.bandwidth, may_help=self._may_help)
+        self._division = self._division or self._new_division(self.dht.pid, self.bandwidth)
         return self._division.told(gathered)
 
     def _check_gathered(self, gathered: bytes) -> None:

@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from hivemind.p2p import PeerID
 
-from pipelines.training.averaging.bandwidth.shares import Link
+from pipelines.training.averaging.division import Link
 from pipelines.training.averaging.reduce.suspects import Offence, Suspect, SuspectLedger
 
 SENDERS_BYTES = 2**16

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from hivemind.p2p import PeerID
 
 from pipelines.swarm.upload_limit import BYTES_PER_MEGABIT
-from pipelines.training.averaging.bandwidth.division import Division
+from pipelines.training.averaging.division import Division
 from pipelines.training.averaging.figures import Round
 from pipelines.training.averaging.group.avoidance import Avoidance
 from pipelines.training.averaging.group.time_limits import AttemptTimes

@@ -4,32 +4,42 @@ import asyncio
 import logging
 import math
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
-from hivemind.averaging.allreduce import AveragingMode
+from hivemind.averaging.allreduce import AllReduceRunner, AveragingMode
 from hivemind.averaging.partition import AllreduceException
 from hivemind.compression import CompressionInfo
-from hivemind.p2p import PeerID
+from hivemind.p2p import P2PContext, PeerID
 from hivemind.proto import averaging_pb2
-from hivemind.utils.asyncio import aiter_with_timeout, amap_in_executor, as_aiter, attach_event_on_finished
+from hivemind.utils.asyncio import (
+    achain,
+    aiter_with_timeout,
+    amap_in_executor,
+    anext,
+    as_aiter,
+    attach_event_on_finished,
+)
 
 from pipelines.equal_arithmetic import norm
+from pipelines.training.averaging.reduce.reducer import RobustPartReducer
+from pipelines.training.averaging.reduce.robust_aggregation import AggregationRule
 from pipelines.training.averaging.reduce.suspects import Offence, PartRefusedError
-from pipelines.training.averaging.sending_end import SendingEnd, stream_hello
+from pipelines.training.averaging.reducing_end import Answer, ReducingEnd, RoundMemory
+from pipelines.training.averaging.round_state import RoundState, Signatures
+from pipelines.training.averaging.sending_end import SendingEnd, pass_at_once, stream_hello, stream_number_of
 from pipelines.training.averaging.wire.codec import read_part
-from pipelines.training.averaging.wire.parallel_streams import in_turn
+from pipelines.training.averaging.wire.parallel_streams import ParallelStreams, in_turn
 from pipelines.training.averaging.wire.signed_answers import (
     RoundAnswers,
     answer_statement,
     answers_request,
     read_seal,
 )
-from pipelines.training.averaging.wire.streams import first_messages, open_greeted
+from pipelines.training.averaging.wire.streams import first_messages, held_back, open_greeted
 
 logger = logging.getLogger(__name__)
 
@@ -50,14 +60,7 @@ OPENINGS_PER_TIMEOUT = 3
 them takes is late."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Answer:
-    part_index: int
-    message: averaging_pb2.AveragingData
-    values: torch.Tensor
-
-
-class TrustedAllReduceRunner(SendingEnd):
+class TrustedAllReduceRunner(AllReduceRunner):
     """An all-reduce that checks its inputs, aggregates by the run's rule, and reports who misbehaved.
 
     Senders are not trusted: parts and weights are checked and bounded before they are aggregated, and a sender of
@@ -77,10 +80,42 @@ class TrustedAllReduceRunner(SendingEnd):
     A member that does not send listens: it takes all answers from the others. It helps if it reduces as well.
     """
 
-    def __init__(self, *, is_last_attempt: bool, **kwargs: Any) -> None:
-        """Prepare one round; `is_last_attempt`: a part that nobody has an average of counts as zero."""
+    tensor_part_reducer: RobustPartReducer
+    """In place of hivemind's own."""
+
+    sending_type: Callable[..., SendingEnd] = SendingEnd
+    reducing_type: Callable[..., ReducingEnd] = ReducingEnd
+
+    def __init__(
+        self,
+        *,
+        rule: AggregationRule,
+        recorded_weights: Mapping[PeerID, float] | None,
+        memory: RoundMemory,
+        count_bytes: Callable[[int], None],
+        signatures: Signatures,
+        is_last_attempt: bool,
+        pass_bytes: Callable[[int], Awaitable[None]] = pass_at_once,
+        **kwargs: Any,
+    ) -> None:
+        """Prepare one round; `is_last_attempt`: a part that nobody has an average of counts as zero.
+
+        `recorded_weights`: the most weight that each peer's signed records make plausible; None if none are known.
+        `pass_bytes` waits until so many bytes may be sent.
+        """
         super().__init__(**kwargs)
-        self._is_last_attempt = is_last_attempt
+        self.tensor_part_container.return_deltas = False  # a part that fails keeps its local values
+        self._memory, self._is_last_attempt = memory, is_last_attempt
+        self._round = RoundState.of(self, rule, signatures, count_bytes)
+        self._sending = self.sending_type(self._round, pass_bytes)
+        self._reducing = self.reducing_type(
+            self._round, self.parts_for_local_averaging, recorded_weights or {}, memory, self._ban_sender
+        )
+        self.tensor_part_reducer.finished.set()  # hivemind's own, which would report that nothing ever arrived
+        self.tensor_part_reducer = self._reducing.reducer
+        self.terms, self.sent, self.inputs = self._round.terms, self._sending.sent, self._reducing.inputs
+        self.offences, self.lost_senders = self._round.offences, set[PeerID]()
+        self._open_streams: dict[PeerID, set[int]] = {peer: set() for peer in self.sender_peer_ids}
         self._num_registered, self._num_taken = [0] * self.group_size, [0] * self.group_size  # by reducer
         self._num_zeros = 0
         self.answers = RoundAnswers(self.ordered_peer_ids)
@@ -101,6 +136,51 @@ class TrustedAllReduceRunner(SendingEnd):
     def bad_reducers(self) -> set[PeerID]:
         """Peers whose answers were impossible."""
         return {peer for peer, offence in self.offences if offence == Offence.BAD_ANSWER}
+
+    @property
+    def late_senders(self) -> set[PeerID]:
+        """See `Round`."""
+        return self._reducing.late_senders
+
+    @property
+    def share_reduced(self) -> float:
+        """See `Round`."""
+        return self._reducing.share_reduced
+
+    def delivered_mbit(self) -> dict[bytes, float]:
+        """See `Round`. A peer from which nothing has come, or that was lost, is left out."""
+        absent = self.lost_senders | self.banned_senders
+        rates = self._round.arrivals.rates_until_last()
+        return {peer.to_bytes(): rate for peer, rate in rates.items() if peer not in absent}
+
+    def late_mbit(self) -> dict[PeerID, float]:
+        """See `Round`."""
+        return self._round.arrivals.rates_so_far(self.late_senders)
+
+    def end_round(self) -> set[tuple[PeerID, Offence]]:
+        """See `Round`. Call it when the round has succeeded: after a failed one honest peers send the same again."""
+        self._reducing.end_round()
+        return self.offences
+
+    async def drop_late_senders(self) -> None:
+        """See `Round`. If it is most of the others, this peer is cut off or slow, and its answers are all they have."""
+        late = self.late_senders - {self.peer_id}
+        if 2 * len(late) < len(self.sender_peer_ids):
+            for peer in late:
+                await self._ban_sender(peer)
+
+    def name_late_senders(self) -> None:
+        """See `Round`."""
+        for peer in self.late_senders:
+            self._round.name(peer, Offence.SILENT)
+
+    def should_delay_results(self, peer_id: PeerID) -> bool:
+        """Tell whether a peer reads its answers only when it has sent everything: clients do.
+
+        hivemind also has those do it that reduce nothing: a slow link then carries its two directions one after the
+        other.
+        """
+        return self.modes[self.ordered_peer_ids.index(peer_id)] == AveragingMode.CLIENT
 
     async def collect(self) -> None:
         """Take all averages; see `Round`."""
@@ -157,7 +237,7 @@ class TrustedAllReduceRunner(SendingEnd):
         await self._take_from_others(reducer, asks_reducer=True)
         self.answers.end(reducer)
         if self._missing_parts(peer_index):
-            self._name(reducer, Offence.NO_ANSWER)
+            self._round.name(reducer, Offence.NO_ANSWER)
             self._give_up_missing_parts(peer_index)
 
     async def _communicate_with_peer(self, peer_id: PeerID) -> None:
@@ -175,10 +255,10 @@ class TrustedAllReduceRunner(SendingEnd):
             await asyncio.wait([own_answers])
             self.answers.end(peer_id)
             if isinstance(error, PartRefusedError):
-                self._name(peer_id, Offence.BAD_ANSWER)
+                self._round.name(peer_id, Offence.BAD_ANSWER)
             elif isinstance(error, Exception) and not (is_own or self._future.done()):
                 await self._end_unbegun_sender(peer_id)
-                self._name(peer_id, Offence.NO_ANSWER)
+                self._round.name(peer_id, Offence.NO_ANSWER)
                 await self._take_from_others(peer_id)
             self._give_up_missing_parts(peer_index)
             raise
@@ -187,8 +267,8 @@ class TrustedAllReduceRunner(SendingEnd):
 
     async def _take_from_reducer(self, reducer: PeerID) -> None:
         is_own = reducer == self.peer_id
-        sends = self.peer_id in self.sender_peer_ids
-        own_answers = self._own_answers if sends else self._answers_to_others
+        reducing, sends = self._reducing, self.peer_id in self.sender_peer_ids
+        own_answers = partial(reducing.own_answers, self._sending) if sends else reducing.answers_to_others
         async with aclosing(own_answers() if is_own else self._answers(reducer)) as answers:
             async for answer in answers:
                 self._register(reducer, answer)
@@ -203,7 +283,7 @@ class TrustedAllReduceRunner(SendingEnd):
         while not own_answers.done():
             missing = self._missing_parts(peer_index)
             if missing and missing.start == former and await self._take_from_others(reducer, asks_once=True):
-                self._name(reducer, Offence.NO_ANSWER)
+                self._round.name(reducer, Offence.NO_ANSWER)
                 if not self._missing_parts(peer_index):
                     raise AllreduceException(f"{reducer} was silent; the others had its answers")
             former = missing.start
@@ -212,7 +292,7 @@ class TrustedAllReduceRunner(SendingEnd):
     def _missing_parts(self, peer_index: int) -> range:
         return range(self._num_registered[peer_index], self.tensor_part_container.num_parts_by_peer[peer_index])
 
-    def _register(self, reducer: PeerID, answer: _Answer) -> bool:
+    def _register(self, reducer: PeerID, answer: Answer) -> bool:
         """Use an answer and keep it for the other members; False if it has come from somebody else already."""
         peer_index = self.ordered_peer_ids.index(reducer)
         if answer.part_index != self._missing_parts(peer_index).start:
@@ -287,58 +367,20 @@ class TrustedAllReduceRunner(SendingEnd):
                 self._num_zeros += part.numel()
         container.register_failed_reducer(peer_index)
 
-    async def _own_answers(self) -> AsyncGenerator[_Answer, None]:
-        loop, sender_index = asyncio.get_running_loop(), self.sender_peer_ids.index(self.peer_id)
-        parts = amap_in_executor(
-            self._own_input,
-            as_aiter(*enumerate(self.parts_for_local_averaging)),
-            max_prefetch=self.tensor_part_container.prefetch,
-        )
-        async with aclosing(parts):
-            async for part_index, part in parts:
-                average = await self.tensor_part_reducer.accumulate_part(sender_index, part_index, part, self.weight)
-                message = await self._answer(average, part_index)
-                values = await loop.run_in_executor(None, self._read, message.tensor_part, part_index)
-                yield _Answer(part_index=part_index, message=message, values=values)
-
-    async def _answers_to_others(self) -> AsyncGenerator[_Answer, None]:
-        """Take this helper's own answers as they are made for the others; it has no parts that would wait for them."""
-        loop, ended = asyncio.get_running_loop(), asyncio.create_task(self.tensor_part_reducer.finished.wait())
-        try:
-            for _ in self.parts_for_local_averaging:
-                asked = asyncio.create_task(self._asked.get())
-                await asyncio.wait({asked, ended}, return_when=asyncio.FIRST_COMPLETED)
-                if not asked.done() and self._asked.empty():  # all senders are gone
-                    asked.cancel()
-                    return
-                part_index = await asked
-                message = await asyncio.shield(self._averages[part_index])
-                values = await loop.run_in_executor(None, self._read, message.tensor_part, part_index)
-                yield _Answer(part_index=part_index, message=message, values=values)
-        finally:
-            ended.cancel()
-
-    def _own_input(self, numbered_part: tuple[int, torch.Tensor]) -> tuple[int, torch.Tensor]:
-        """Take a part of this peer's own share through the codec, as others' parts come; runs in a thread."""
-        part_index, part = numbered_part
-        _, message, digest = self._signed_part(self.peer_id, part_index, (part, self._own_part_infos[part_index]))
-        self.inputs.keep(part_index, self.peer_id, message, digest)
-        return part_index, self._read(message.tensor_part, part_index)
-
-    def _answers(self, peer_id: PeerID) -> AsyncGenerator[_Answer, None]:
+    def _answers(self, peer_id: PeerID) -> AsyncGenerator[Answer, None]:
         peer_index = self.ordered_peer_ids.index(peer_id)
-        streams = self._streams_by_reducer[peer_index]
+        streams = self._round.streams[peer_index]
         answers = [self._answers_of_stream(peer_id, peer_index, number) for number in streams.numbers]
         return in_turn(answers, streams.of_parts)
 
-    async def _answers_of_stream(self, peer_id: PeerID, peer_index: int, number: int) -> AsyncGenerator[_Answer, None]:
-        parts = self._parts_of_stream(peer_index, number)
-        indices = self._streams_by_reducer[peer_index].part_indices(number)[: len(parts)]
+    async def _answers_of_stream(self, peer_id: PeerID, peer_index: int, number: int) -> AsyncGenerator[Answer, None]:
+        parts = self._round.parts_of_stream(peer_index, number)
+        indices = self._round.streams[peer_index].part_indices(number)[: len(parts)]
         all_sent = asyncio.Event()
         stream = await open_greeted(
             self._get_peer_stub(peer_id).rpc_aggregate_part,
             hello=stream_hello(self.group_id, number),
-            messages=attach_event_on_finished(self._messages_of_stream(peer_index, number), all_sent),
+            messages=attach_event_on_finished(self._sending.messages_of_stream(peer_index, number), all_sent),
             is_greeting=lambda message: message.code == averaging_pb2.ACCEPTED,
             seconds=self._opening_seconds,
             attempts=2 * OPENINGS_PER_TIMEOUT,
@@ -347,7 +389,7 @@ class TrustedAllReduceRunner(SendingEnd):
             await all_sent.wait()
         async for answer in amap_in_executor(
             partial(self._check_answer, peer_id),
-            self._arriving(
+            self._round.arrivals.counted(
                 peer_id, aiter_with_timeout(first_messages(stream, len(parts), all_sent), self.reducer_timeout)
             ),
             as_aiter(*indices),
@@ -356,13 +398,83 @@ class TrustedAllReduceRunner(SendingEnd):
         ):
             yield answer
 
+    async def rpc_aggregate_part(
+        self, stream: AsyncIterator[averaging_pb2.AveragingData], context: P2PContext
+    ) -> AsyncIterator[averaging_pb2.AveragingData]:
+        """Greet a sender, take the parts of one stream and answer with their aggregate with the other senders'.
+
+        A stream that ends before its first part says nothing about the sender, who may open another one; one that ends
+        later ends the sender's part in the round.
+        """
+        sender = context.remote_id
+        hello = await anext(stream)
+        if refusal := self._refusal(hello, context):
+            yield refusal
+            return
+        yield averaging_pb2.AveragingData(code=averaging_pb2.ACCEPTED)
+        try:
+            first = await asyncio.wait_for(anext(stream), self.sender_timeout)
+        except (StopAsyncIteration, TimeoutError):
+            return
+        number, open_streams = stream_number_of(hello), self._open_streams[sender]
+        if number in open_streams or sender in self.banned_senders:
+            if number in open_streams:
+                self._round.name(sender, Offence.REPLAYED)
+            yield averaging_pb2.AveragingData(code=averaging_pb2.PROTOCOL_VIOLATION)
+            return
+        open_streams.add(number)
+        if len(open_streams) == len(self._own_streams.numbers):
+            self.active_senders.add(sender)
+        if len(self.active_senders) == len(self.sender_peer_ids):
+            self.all_senders_started.set()
+        all_received = asyncio.Event()
+        parts = attach_event_on_finished(achain(as_aiter(first), stream), all_received)
+        answers = self._reducing.answers_to_stream(
+            aiter_with_timeout(parts, self.sender_timeout), self.sender_peer_ids.index(sender), number
+        )
+        if self.should_delay_results(sender):
+            answers = held_back(answers, all_received)
+        try:
+            async with aclosing(answers):
+                async for answer in answers:
+                    yield answer
+        except Exception:
+            yield averaging_pb2.AveragingData(code=averaging_pb2.INTERNAL_ERROR)
+            raise
+
+    @property
+    def _own_streams(self) -> ParallelStreams:
+        return self._round.streams[self.ordered_peer_ids.index(self.peer_id)]
+
+    def _refusal(self, hello: averaging_pb2.AveragingData, context: P2PContext) -> averaging_pb2.AveragingData | None:
+        if context.remote_id not in self.sender_peer_ids:
+            if context.remote_id in self.ordered_peer_ids:
+                self._round.name(context.remote_id, Offence.NOT_A_SENDER)
+            return averaging_pb2.AveragingData(code=averaging_pb2.PROTOCOL_VIOLATION)
+        if stream_number_of(hello) not in self._own_streams.numbers:
+            return averaging_pb2.AveragingData(code=averaging_pb2.PROTOCOL_VIOLATION)
+        return self._check_reasons_to_reject(hello, context)
+
+    async def _end_unbegun_sender(self, peer_id: PeerID) -> None:
+        """Do without a sender to which no stream leads, unless its own have begun: they will say when they end."""
+        if peer_id in self._open_streams and not self._open_streams[peer_id]:
+            await self._ban_sender(peer_id)
+
+    async def _ban_sender(self, peer_id: PeerID) -> None:
+        was_caught = any(peer == peer_id for peer, _ in self.offences)
+        if not (was_caught or peer_id in self.banned_senders or self._future.done()):
+            # A failed machine or link. What a caught offender lacks of the average is its own problem.
+            self.lost_senders.add(peer_id)
+            self._round.name(peer_id, Offence.SILENT)
+        await super()._ban_sender(peer_id)
+
     def _check_answer(
         self,
         reducer: PeerID,
         message: averaging_pb2.AveragingData,
         part_index: int,
         part_and_info: tuple[torch.Tensor, CompressionInfo],
-    ) -> _Answer:
+    ) -> Answer:
         """Return a reducer's answer to one part of its share; runs in a thread. Raises PartRefusedError."""
         own_part, info = part_and_info
         if message.code != averaging_pb2.AVERAGED_PART:
@@ -375,7 +487,7 @@ class TrustedAllReduceRunner(SendingEnd):
         )
         if limit and (length := norm(answer)) > limit:
             raise PartRefusedError(Offence.BAD_ANSWER, f"an average of norm {length:.3g}; expected at most {limit:.3g}")
-        return _Answer(part_index=part_index, message=message, values=answer)
+        return Answer(part_index=part_index, message=message, values=answer)
 
     def _check_seal(self, reducer: PeerID, message: averaging_pb2.AveragingData, part_index: int) -> None:
         """Check that a reducer has signed its answer, and that it names senders of this round."""
@@ -385,7 +497,7 @@ class TrustedAllReduceRunner(SendingEnd):
             raise AllreduceException(f"{reducer} has not signed its answer") from error
         statement = answer_statement(self.group_id, reducer, part_index, message.tensor_part.buffer, contributions)
         are_senders = self.terms.senders.issuperset(contribution.sender for contribution in contributions)
-        if not (are_senders and self._signatures.verify(reducer, statement, signature)):
+        if not (are_senders and self._round.signatures.verify(reducer, statement, signature)):
             raise AllreduceException(f"{reducer} has not signed its answer")
 
 

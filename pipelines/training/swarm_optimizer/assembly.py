@@ -21,7 +21,7 @@ from pipelines.training.state.averager import SwarmStateAverager
 from pipelines.training.state.transfer import StateTransfer
 from pipelines.training.swarm_optimizer.acquaintances import Acquaintances
 from pipelines.training.swarm_optimizer.epoch_end import EpochParts
-from pipelines.training.swarm_optimizer.gathering import Gathering, LocalSteps, SparseLocalSteps, SummedGradients
+from pipelines.training.swarm_optimizer.gathering import SummedGradients
 from pipelines.training.swarm_optimizer.gradient_averager import SwarmGradientAverager
 from pipelines.training.swarm_optimizer.hivemind_options import (
     averager_options,
@@ -33,11 +33,11 @@ from pipelines.training.swarm_optimizer.hivemind_options import (
 )
 from pipelines.training.swarm_optimizer.optimizer import SECONDS_TO_SHUT_DOWN, SwarmOptimizer
 from pipelines.training.swarm_optimizer.progress_tracking import SwarmProgressTracker
+from pipelines.training.swarm_optimizer.reduction import Reduction, reduction_of
 from pipelines.training.swarm_optimizer.round_policy import RoundPolicy
-from pipelines.training.swarm_optimizer.sparse_averager import SparseGradientAverager
 
 LISTENER: Mapping[str, Any] = dict(auxiliary=True, bandwidth=0.0, reuse_grad_buffers=True)
-"""Options of a gradient averager that sends nothing, and reduces nothing unless it `may_help`; see
+"""Options of a gradient averager that sends nothing, and reduces nothing unless its division lets it help; see
 `TrustedAllReduceRunner`."""
 
 STATE_PROCESS = "The process of hivemind that serves the training state"
@@ -67,6 +67,7 @@ def make_optimizer(
     `listens`: it takes part in rounds without a gradient, sends nothing, and reduces nothing, except where it
     `may_help` and its link makes the rounds shorter. `children` watches the processes that are started.
     `stepping` has the parts of what steps the shared state; by default the run's settings say which.
+    `gradient_averager_type` averages densely in place of what the settings ask for.
     """
     check_codec(averaging_compression(run))
     level, children = logging.INFO if verbose else logging.DEBUG, children or ChildWatch()
@@ -88,7 +89,8 @@ def make_optimizer(
         **options,
     )
     _start(state, STATE_PROCESS, children)
-    gradients = (gradient_averager_type or averager_of(run))(
+    reduction = Reduction(run, gradient_averager_type) if gradient_averager_type else reduction_of(run)
+    gradients = reduction.averager(
         parameters=state.main_parameters,
         dht=dht,
         admission=records.admissions.admission,
@@ -98,22 +100,23 @@ def make_optimizer(
         gradient_momentum=gradient_momentum(run),
         other_tensors=state.own_tensors,
         start=False,
-        **(options | (dict(LISTENER, may_help=may_help) if listens else {})),
+        may_help=may_help,
+        **(options | (LISTENER if listens else {})),
     )
     _start(gradients, GRADIENTS_PROCESS, children)
     step_along_averaged_gradients(state, gradients)
-    gathering = SummedGradients(gradients) if listens else gathering_of(run, model, gradients, state)
+    gathering = SummedGradients(gradients) if listens else reduction.gathering(model, gradients, state)
     tracker = new_tracker()  # when nothing can fail any more: its thread would go on
     parts = EpochParts(
         run=run,
-        policy=RoundPolicy.of(run),
+        policy=RoundPolicy.of(run, searches_early=reduction.searches_early),
         tracker=tracker,
         state=state,
         gradients=gradients,
         gathering=gathering,
         records=records,
         transfer=StateTransfer(state, records, transfer_limits(run), acquaintances, anchors),
-        round_times=_round_times(run),
+        round_times=_round_times(run, reduction),
         acquaintances=acquaintances,
         anchors=anchors,
         listeners=listeners,
@@ -126,13 +129,6 @@ def _start(averager: RobustAverager, name: str, children: ChildWatch) -> None:
     averager.run_in_background(await_ready=False)
     wait_until_started(averager, name)
     children.add(averager.pid, name)
-
-
-def averager_of(run: TrainingRun) -> Callable[..., SwarmGradientAverager]:
-    """Return what makes the averager of gradients, or of progress, that a run's peers use."""
-    if run.synchronisation == "sparse":
-        return partial(SparseGradientAverager, values_per_chunk=run.sparse_values_per_chunk)
-    return SwarmGradientAverager
 
 
 def _start_tracker(
@@ -179,22 +175,9 @@ def step_along_averaged_gradients(state: SwarmStateAverager, gradients: SwarmGra
             parameter.grad = gradient
 
 
-def gathering_of(
-    run: TrainingRun, model: torch.nn.Module, gradients: SwarmGradientAverager, state: SwarmStateAverager
-) -> Gathering:
-    """Return what the run's peers do with their gradients between two rounds."""
-    if run.local_steps == 1:
-        return SummedGradients(gradients)
-    if isinstance(gradients, SparseGradientAverager):
-        return SparseLocalSteps(run, model, gradients, state)
-    return LocalSteps(run, model, gradients, state)
-
-
-def _round_times(run: TrainingRun) -> RoundTimes:
-    # An attempt at a sparse round lasts as long as a silent sender is waited for, and there may be two.
-    num_chunks = 4 if run.synchronisation == "sparse" else 2
+def _round_times(run: TrainingRun, reduction: Reduction) -> RoundTimes:
     return RoundTimes(
         overhead=2 * run.matchmaking_seconds,
-        lowest=run.matchmaking_seconds + num_chunks * chunk_timeout(run),
+        lowest=run.matchmaking_seconds + reduction.silences_of_a_round * chunk_timeout(run),
         highest=run.averaging_timeout_seconds,
     )

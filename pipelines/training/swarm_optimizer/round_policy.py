@@ -44,12 +44,12 @@ class RoundPolicy:
     """Whether a group is looked for before the epoch ends; not if members tell each other then what they contribute."""
 
     @classmethod
-    def of(cls, run: TrainingRun) -> "RoundPolicy":
+    def of(cls, run: TrainingRun, *, searches_early: bool) -> "RoundPolicy":
         """Return the policy that a run's settings ask for."""
         return cls(
             delays_averaging=run.delay_gradient_averaging,
             matchmaking_seconds=run.matchmaking_seconds,
-            searches_early=run.synchronisation == "dense",
+            searches_early=searches_early,
         )
 
     def begins_search(self, search: Search, seconds_left: float) -> bool:

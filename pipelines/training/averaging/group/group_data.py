@@ -12,6 +12,9 @@ from hivemind.utils import MSGPackSerializer
 MOST_BYTES = 16_384
 """hivemind's three values take some 20 bytes, a token at most 4 kB."""
 
+ID_BYTES = 8
+"""The end of a peer id, which is a hash, names a peer in what members tell each other."""
+
 _MODES = frozenset(mode.value for mode in AveragingMode)
 
 

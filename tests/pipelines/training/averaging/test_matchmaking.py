@@ -11,7 +11,7 @@ from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2
 from hivemind.utils import get_dht_time
 
-from pipelines.training.averaging.checks import RoundChecks
+from pipelines.training.averaging.checks import Checks
 from pipelines.training.averaging.group.matchmaking import (
     MOST_STRANGERS,
     PacedKeyManager,
@@ -144,7 +144,7 @@ def test_a_convicted_peer_is_neither_found_nor_accepted_nor_followed_where_other
 
 def test_a_peer_that_is_not_understood_and_a_leader_of_such_a_group_are_left_alone_for_a_while(dht):
     named = []
-    checks = RoundChecks(dht.peer_id, stub_of=None, name=lambda *who_and_what: named.append(who_and_what))
+    checks = Checks(dht.peer_id, stub_of=None, name=lambda *who_and_what: named.append(who_and_what))
 
     async def search_with_distrust():
         matchmaking, search = await make_search(dht, is_kept_out=checks.avoids)

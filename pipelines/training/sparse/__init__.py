@@ -1,1 +1,0 @@
-"""Sparse progress of peers with local steps: its bytes, error feedback, the mean. May import `equal_arithmetic`."""

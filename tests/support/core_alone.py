@@ -1,0 +1,66 @@
+"""Two averagers of a dense run, in a process that has loaded the whole core.
+
+Usage: python core_alone.py. Prints as JSON which modules of the core were loaded, and whether both have the mean.
+"""
+
+import importlib
+import json
+import pkgutil
+
+import torch
+
+import pipelines.admission
+import pipelines.swarm
+import pipelines.training
+from pipelines.swarm.network_options import NetworkOptions
+from pipelines.swarm.node import open_dht, visible_addresses
+from pipelines.training.peer.process_group import guard_process_group
+from pipelines.training.run.training_run import TrainingRun
+from pipelines.training.swarm_optimizer.reduction import reduction_of
+
+LOOPBACK = NetworkOptions(host_addresses=("/ip4/127.0.0.1/tcp/0",))
+ROOMS = ("run", "gradients", "optimizers", "averaging", "state", "swarm_optimizer")
+
+
+def import_core() -> list[str]:
+    """Import every module of the core, and return their names."""
+    rooms = [pipelines.admission, pipelines.swarm]
+    rooms += [importlib.import_module(f"pipelines.training.{room}") for room in ROOMS]
+    names = [found.name for room in rooms for found in pkgutil.walk_packages(room.__path__, f"{room.__name__}.")]
+    for name in names:
+        importlib.import_module(name)
+    return names
+
+
+def averaged() -> list[list[float]]:
+    """Return what two peers have after they have averaged 1 and 3."""
+    reduction = reduction_of(TrainingRun(run_id="r", model_config={}, dataset_repository="a/b", dataset_revision="c"))
+    with (
+        open_dht("test/run", (), LOOPBACK, admission=None) as entry,
+        open_dht("test/run", visible_addresses(entry), LOOPBACK, admission=None) as other,
+    ):
+        averagers = []
+        for value, dht in ((1.0, entry), (3.0, other)):
+            parameter = torch.nn.Parameter(torch.zeros(4))
+            averager = reduction.averager(
+                parameters=[parameter], dht=dht, admission=None, prefix="pair", target_group_size=2,
+                min_matchmaking_time=2.0, request_timeout=0.8, allreduce_timeout=60.0, next_chunk_timeout=10.0,
+                start=True,
+            )  # fmt: skip
+            parameter.grad = torch.full((4,), value)
+            averager.accumulate_grads_(batch_size=1)
+            averagers.append(averager)
+        for control in [averager.step(wait=False, timeout=120.0) for averager in averagers]:
+            control.result(120.0)
+        results = []
+        for averager in averagers:
+            with averager.get_tensors() as (result,):
+                results.append(result.tolist())
+            averager.shutdown()
+    return results
+
+
+if __name__ == "__main__":
+    guard_process_group()
+    torch.set_num_threads(1)
+    print(json.dumps(dict(modules=import_core(), averages=averaged())))
