@@ -28,6 +28,7 @@ from pipelines.swarm.records import (
     SwarmRecords,
 )
 from pipelines.swarm.servers.server_list import ServerList
+from pipelines.swarm.streams.server import handler_name
 from pipelines.training.auxiliary.auxiliary_options import AuxiliaryOptions
 from pipelines.training.auxiliary.publishing.publisher_election import candidacy
 from pipelines.training.averaging.contributions.announcement import Announcement, receipt_statement
@@ -44,6 +45,7 @@ from pipelines.training.repository.snapshot import RunSnapshot
 from pipelines.training.run.door import door_of
 from pipelines.training.run.sections import AGGREGATION_RULES, AVERAGING_COMPRESSIONS
 from pipelines.training.state.digest import StateManifest
-from pipelines.training.state.download import farewell_request, manifest_request, tensors_request
+from pipelines.training.state.download import manifest_request, tensors_request
+from pipelines.training.state.exchange import SERVICE
 from pipelines.training.swarm_optimizer.assembly import averager_of, make_optimizer
 from pipelines.training.tasks.text_to_image.model import initial_model

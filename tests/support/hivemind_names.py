@@ -23,7 +23,6 @@ REDUCING_END = "training/averaging/reducing_end.py"
 RUNNER = "training/averaging/runner.py"
 SEARCH = "training/averaging/group/matchmaking.py"
 SENDING_END = "training/averaging/sending_end.py"
-STATE = "training/state/averager.py"
 TRACKER = "training/swarm_optimizer/progress_tracking.py"
 
 
@@ -91,7 +90,7 @@ CONTRACT = (
     Row("averaging.averager.DecentralizedAverager._run_internal", "(self)",
         (ANSWERING,), "overridden: the first that runs in the averager's process, where the stub must be replaced"),
     Row("averaging.averager.DecentralizedAverager._p2p", ": P2P",
-        (ANSWERING, AVERAGER, STATE), "read: the process's own connection, for calls to other averagers"),
+        (ANSWERING, AVERAGER), "read: the process's own connection, for calls to other averagers"),
     Row("averaging.averager.DecentralizedAverager._outer_pipe", "= mp.Pipe(duplex=True)",
         (AVERAGER,), "called: the one way to have something done in the averager's process"),
     Row("averaging.averager.DecentralizedAverager._matchmaking", ": Matchmaking",
@@ -166,19 +165,6 @@ CONTRACT = (
         (REDUCER,), "cleared: the running sum, which one bad part would spoil, is not used"),
     Row("averaging.partition.TensorPartReducer.current_part_accumulated_from", "= 0",
         (REDUCER,), "counted: as hivemind's method would, which is replaced"),
-    Row("optim.state_averager.TrainingStateAverager._init_tensor_infos", "(self) -> Sequence[CompressionInfo]",
-        (STATE,), "overridden: the last call before the fork, when the snapshot's memory must be there"),
-    Row("optim.state_averager.TrainingStateAverager._do",
-        "(self, wait_for_trigger: Optional[Callable[[], Any]], optimizer_step: bool, zero_grad: bool, "
-        "averaging_round: bool, averaging_control: Optional[StepControl], grad_scaler: Optional[GradScaler], "
-        "set_to_none: bool, timeout: Optional[float]=None, **kwargs)",
-        (STATE,), "overridden: no snapshot is taken while the state changes"),
-    Row("optim.state_averager.TrainingStateAverager._update_scheduler", "(self)",
-        (STATE,), "called: the learning rate follows an epoch that is set from outside"),
-    Row("optim.state_averager.TrainingStateAverager._apply_optimizer_parameters_", "@torch.no_grad() (self)",
-        (STATE,), "overridden: with local steps new parameters go under what the model has learnt since"),
-    Row("optim.state_averager.TrainingStateAverager.local_epoch", "= 0",
-        (STATE,), "set: the state's epoch, after it was taken over"),
     Row("optim.grad_averager.GradientAverager._grad_accumulators", "@torch.no_grad() (self) -> Iterator[torch.Tensor]",
         (GRADIENTS,), "read: the pseudo-gradient is written there, momentum kept there"),
     Row("optim.grad_averager.GradientAverager._anchor_batch_size", "= None",
