@@ -325,7 +325,7 @@ def test_a_forbidden_import_is_named_with_its_file_and_line(tmp_path, file, sour
     [
         (
             "pipelines/training/state/a.py",
-            "from pipelines.training.averaging.wire import b\nfrom pipelines.training.state.c import d\nimport os",
+            "from pipelines.training.averaging.reduce import b\nfrom pipelines.training.state.c import d\nimport os",
         ),
         ("hub_tools/local_hub/a.py", "from .b import c\nfrom ..endpoint import d\nfrom . import e"),
         ("spaces/some_space/app.py", "import gradio\nfrom pipelines.generation import b\nimport hub_tools.endpoint"),
