@@ -66,7 +66,7 @@ MAY_IMPORT = {
     AVERAGING: (RUN, ADMISSION, SWARM, CHILDREN, *ARITHMETIC),
     METRICS: (RUN, REPOSITORY, SIGNING, SWARM, LEDGER, HUB),
     CARD: (RUN, PUBLISHABLE, METRICS, HUB),
-    STATE: (OPTIMIZERS, SIGNING, ADMISSION, SWARM, AVERAGING, HUB),
+    STATE: (OPTIMIZERS, SIGNING, ADMISSION, SWARM, REDUCE, HUB),
     LEDGER: (RUN, SIGNING, SWARM, STATE, GRADIENTS, OPTIMIZERS, f"{PEER}.data_lease", HUB),
     SWARM_OPTIMIZER: (RUN, OPTIMIZERS, GRADIENTS, ADMISSION, SWARM, AVERAGING, STATE, CHILDREN),
     AUDITS: (SWARM, AVERAGING, *ARITHMETIC),
@@ -190,7 +190,8 @@ PRICED = {
         "pipelines/features/bandwidth/",
         "pipelines/features/sparse/",
         "pipelines/training/averaging/",
-        "pipelines/training/state/",
+        "pipelines/training/state/anchors.py",
+        "pipelines/training/state/exchange.py",
         "pipelines/training/swarm_optimizer/",
         "pipelines/chaos/faults/hostile_peers.py",
         "pipelines/chaos/attacks/",
@@ -342,7 +343,7 @@ def test_a_forbidden_import_is_named_with_its_file_and_line(tmp_path, file, sour
     [
         (
             "pipelines/training/state/a.py",
-            "from pipelines.training.averaging.wire import b\nfrom pipelines.training.state.c import d\nimport os",
+            "from pipelines.training.averaging.reduce import b\nfrom pipelines.training.state.c import d\nimport os",
         ),
         ("hub_tools/local_hub/a.py", "from .b import c\nfrom ..endpoint import d\nfrom . import e"),
         ("spaces/some_space/app.py", "import gradio\nfrom pipelines.generation import b\nimport hub_tools.endpoint"),

@@ -11,10 +11,11 @@ from typing import Any
 import hivemind
 from hivemind.dht.node import DHTNode
 from hivemind.dht.protocol import DHTProtocol
-from hivemind.p2p import P2PContext, PeerID
+from hivemind.p2p import P2P, P2PContext, PeerID
 from hivemind.proto import auth_pb2
 from hivemind.utils import get_dht_time
 from hivemind.utils.auth import AuthRole, AuthRPCWrapper, TokenAuthorizerBase
+from hivemind.utils.multiaddr import Multiaddr
 
 from pipelines.admission.client import PeerAdmission
 from pipelines.admission.tokens import Admission, TokenRefusedError
@@ -54,6 +55,10 @@ class SwarmDHT(hivemind.DHT):
     def daemon_process(self) -> int:
         """Return the id of the libp2p daemon's process."""
         return self.run_coroutine(_daemon_process)
+
+    async def replicate_p2p(self) -> P2P:
+        """Return a connection to the daemon for the loop that asks; hivemind would give a process's first to all."""
+        return await P2P.replicate(self.run_coroutine(_daemon_address))
 
     def bind_peers(self) -> None:
         """From now on answer only peers that own the token in their call, if there is one, and note who calls."""
@@ -127,6 +132,10 @@ class PeerBoundCalls:
             return await call(request, context)
 
         return check_and_call
+
+
+async def _daemon_address(_dht: hivemind.DHT, node: DHTNode) -> Multiaddr:
+    return node.p2p.daemon_listen_maddr
 
 
 async def _daemon_process(dht: SwarmDHT, node: DHTNode) -> int:

@@ -100,7 +100,7 @@ class Collaboration(torch.optim.Optimizer):
             )
         self.optimizer.step(batch_size=weight)
         self.optimizer.zero_grad()
-        for shown, own in zip(self.param_groups, self.optimizer.state_averager.optimizer.param_groups, strict=True):
+        for shown, own in zip(self.param_groups, self.optimizer.state.optimizer.param_groups, strict=True):
             shown["lr"] = own["lr"]
         return loss
 

@@ -74,7 +74,7 @@ def be_a_peer(number: int, folder: Path, model: dict[str, Any]) -> None:
 def components(peer: Any) -> dict[str, int]:
     """Return the bytes of a peer's tensors by what they are for."""
     optimizer = peer.optimizer
-    state, gradients = optimizer.state_averager, optimizer.grad_averager
+    state, gradients = optimizer.state, optimizer.grad_averager
     statistics = [value for each in state.optimizer.state.values() for value in each.values()]
     with gradients.get_tensors() as averaged:
         return {

@@ -32,10 +32,10 @@ from pipelines.training.gradients.computation import GradientComputation, gradie
 from pipelines.training.optimizers.choice import gradient_momentum, optimizer_parts
 from pipelines.training.run.task import Batch, TrainingTask
 from pipelines.training.run.training_run import TrainingRun
-from pipelines.training.state.averager import SwarmStateAverager
+from pipelines.training.state.training_state import TrainingState
 from pipelines.training.swarm_optimizer.assembly import step_along_averaged_gradients
 from pipelines.training.swarm_optimizer.gradient_averager import SwarmGradientAverager
-from pipelines.training.swarm_optimizer.hivemind_options import aggregation_rule, make_state_averager
+from pipelines.training.swarm_optimizer.hivemind_options import aggregation_rule
 from pipelines.training.swarm_optimizer.reduction import Reduction
 
 Vector = Sequence[torch.Tensor]
@@ -76,17 +76,13 @@ class _Gradients(SwarmGradientAverager, _WithoutProcess):
     _tell_process = _WithoutProcess._tell_process
 
 
-class _State(SwarmStateAverager, _WithoutProcess):
-    _tell_process = _WithoutProcess._tell_process
-
-
 class _Peer:
     """A peer's model, state, gathering and gradients. Without local steps they are equal, and `twin` is another one."""
 
     def __init__(self, task: TrainingTask, twin: "_Peer | None", *, compiled: bool) -> None:
         run = task.run
         self.model = task.new_model() if twin is None else twin.model
-        self.state = self._new_state(run) if twin is None else twin.state
+        self.state = TrainingState(run.run_id, **optimizer_parts(run, self.model)) if twin is None else twin.state
         self.gradients = _Gradients(
             parameters=self.state.main_parameters, dht=None, admission=None, prefix="gradients", client_mode=False,
             min_matchmaking_time=run.matchmaking_seconds, keeps_own_gradient=True,
@@ -96,12 +92,6 @@ class _Peer:
             step_along_averaged_gradients(self.state, self.gradients)
         self.gathering = Reduction(run).gathering(self.model, self.gradients, self.state)
         self._computation = GradientComputation(task, self.model, device="cpu", precision="fp32", compiled=compiled)
-
-    def _new_state(self, run: TrainingRun) -> _State:
-        return make_state_averager(
-            _State, dht=None, admission=None, run_id=run.run_id, matchmaking_seconds=run.matchmaking_seconds,
-            **optimizer_parts(run, self.model),
-        )  # fmt: skip
 
     def train(self, batches: Sequence[Batch], epoch: int) -> None:
         for batch in batches:
@@ -128,10 +118,10 @@ class _Peer:
                 tensor.copy_(averaged)
 
     def step(self) -> None:
-        self.state.step(increment_epoch=True, optimizer_step=True)
+        self.state.step()
 
     def close(self) -> None:
-        self.state.step_executor.shutdown()
+        self.state.close()
 
 
 class SparseRounds:

@@ -113,7 +113,7 @@ class TimedParts:
 
     def __init__(self, peer: Any) -> None:
         self.peer, self._parts, self._epochs = peer, defaultdict(float), []
-        optimizer = peer.optimizer.state_averager.optimizer
+        optimizer = peer.optimizer.state.optimizer
         # A step that ends an epoch computes its micro-batch like all others; the model's own calls are timed apart.
         peer.model.forward = self._timed("compute", peer.model.forward)
         optimizer.step = self._timed("optimizer", optimizer.step)

@@ -19,6 +19,7 @@ from hivemind.utils.serializer import MSGPackSerializer
 from huggingface_hub import HfApi
 from parts import (
     ROLES,
+    SERVICE,
     Admission,
     AdmissionGate,
     AdmissionRecords,
@@ -42,7 +43,7 @@ from parts import (
     access_token,
     candidacy,
     door_of,
-    farewell_request,
+    handler_name,
     initial_model,
     issue_token,
     manifest_request,
@@ -111,9 +112,7 @@ def protocol() -> dict[str, Any]:
     """Return the names and forms that a running peer shares with others."""
     run = tiny_run(run_id=RUN_ID)
     with lone_node(NotingDHT) as dht, lone_optimizer(dht, run, initial_model(run)) as (optimizer, records):
-        averagers = dict(
-            gradients=optimizer.grad_averager, state=optimizer.state_averager, sparse=_sparse_averager(dht, optimizer)
-        )
+        averagers = dict(gradients=optimizer.grad_averager, sparse=_sparse_averager(dht, optimizer))
         _use_all_records(records)
         _ask_who_is_admitted(dht)
         return dict(
@@ -245,9 +244,9 @@ def _texts() -> dict[str, str]:
         publisher_keys=keys.signed(organiser, RUN_ID),
         state_manifest=manifest.encode().decode(),
         state_digest=manifest.digest,
-        manifest_request=manifest_request(DIGEST).decode(),
-        tensors_request=tensors_request(DIGEST, [0, 2]).decode(),
-        farewell_request=farewell_request(DIGEST).decode(),
+        state_service=handler_name(RUN_ID, SERVICE),
+        manifest_request=manifest_request(DIGEST),
+        tensors_request=tensors_request(DIGEST, [0, 2]),
         announcement=Announcement.of(b"contribution", {PeerID(PEER_ID): 32.0}).encode().hex(),
         receipt=receipt_statement(PeerID(PEER_ID), bytes.fromhex(DIGEST), EPOCH).hex(),
     )

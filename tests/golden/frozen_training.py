@@ -114,7 +114,7 @@ def _trained(dht: Any, name: str, step: Step) -> tuple[torch.nn.Module, Any, lis
                 losses.append(_rounded(loss))
             if optimizer.local_epoch < NUM_STEPS:
                 continue
-            return model, optimizer.state_averager.take_snapshot(), losses
+            return model, optimizer.state.take_snapshot(), losses
     raise RuntimeError(f"{name}: an epoch did not end with its samples in any of {MAX_ATTEMPTS} attempts.")
 
 

@@ -25,6 +25,7 @@ from pipelines.features.sparse.announcement import Announcement, receipt_stateme
 from pipelines.swarm.dial_back import DialBack
 from pipelines.swarm.peer_records import AuxiliaryStatus, PeerIntroduction, PeerMetrics, StateRecord
 from pipelines.swarm.records import SwarmRecords
+from pipelines.swarm.streams.server import handler_name
 from pipelines.training.auxiliary.auxiliary_options import AuxiliaryOptions
 from pipelines.training.auxiliary.publishing.publisher_election import candidacy
 from pipelines.training.averaging.group.matchmaking import PacedKeyManager
@@ -40,7 +41,8 @@ from pipelines.training.run.door import door_of
 from pipelines.training.run.sections import AGGREGATION_RULES, AVERAGING_COMPRESSIONS
 from pipelines.training.signing.publisher_keys import PublisherKey
 from pipelines.training.state.digest import StateManifest
-from pipelines.training.state.download import farewell_request, manifest_request, tensors_request
+from pipelines.training.state.download import manifest_request, tensors_request
+from pipelines.training.state.exchange import SERVICE
 from pipelines.training.swarm_optimizer.assembly import make_optimizer
 from pipelines.training.swarm_optimizer.reduction import reduction_of
 from pipelines.training.tasks.text_to_image.model import initial_model

@@ -71,7 +71,7 @@ def main(settings: dict) -> None:
             return mean_loss(task, model, [batch])
 
         anchor = Anchor(optimizer, records, key, may_sign=lambda: True, evaluate=evaluate)
-        checkpoint, state = Path(settings["checkpoint"]), optimizer.state_averager
+        checkpoint, state = Path(settings["checkpoint"]), optimizer.state
         if checkpoint.exists():
             state.set_epoch(load_training_state(checkpoint, model, state.optimizer).epoch)
             optimizer.begin_epoch()

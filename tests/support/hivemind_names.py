@@ -22,7 +22,7 @@ REDUCER = "training/averaging/reduce/reducer.py"
 ROUND_STATE = "training/averaging/round_state.py"
 RUNNER = "training/averaging/runner.py"
 SEARCH = "training/averaging/group/matchmaking.py"
-STATE = "training/state/averager.py"
+SENDING_END = "training/averaging/sending_end.py"
 TRACKER = "training/swarm_optimizer/progress_tracking.py"
 
 
@@ -47,9 +47,6 @@ CONTRACT = (
         (NAMES,), "cleared per class: a subclass would be handed its parent's list of calls"),
     Row("p2p.servicer.ServicerBase._stub_type", ": Optional[Type[StubBase]] = None",
         (NAMES,), "cleared per class: a subclass would be handed its parent's stub"),
-    Row("p2p.servicer.ServicerBase.get_stub",
-        "@classmethod (cls, p2p: P2P, peer: PeerID, *, namespace: Optional[str]=None) -> StubBase",
-        (ANSWERING,), "replaced on the object: states are fetched through it, once both sides are introduced"),
     Row("dht.dht.DHT._node", ": DHTNode",
         (NODE,), "read: a node whose parent has died ends its daemon"),
     Row("p2p.p2p_daemon.P2P._child", "= None",
@@ -90,7 +87,7 @@ CONTRACT = (
     Row("averaging.averager.DecentralizedAverager._run_internal", "(self)",
         (ANSWERING,), "overridden: the first that runs in the averager's process, where the stub must be replaced"),
     Row("averaging.averager.DecentralizedAverager._p2p", ": P2P",
-        (ANSWERING, AVERAGER, STATE), "read: the process's own connection, for calls to other averagers"),
+        (ANSWERING, AVERAGER), "read: the process's own connection, for calls to other averagers"),
     Row("averaging.averager.DecentralizedAverager._outer_pipe", "= mp.Pipe(duplex=True)",
         (AVERAGER,), "called: the one way to have something done in the averager's process"),
     Row("averaging.averager.DecentralizedAverager._matchmaking", ": Matchmaking",
@@ -165,19 +162,6 @@ CONTRACT = (
         (REDUCER,), "cleared: the running sum, which one bad part would spoil, is not used"),
     Row("averaging.partition.TensorPartReducer.current_part_accumulated_from", "= 0",
         (REDUCER,), "counted: as hivemind's method would, which is replaced"),
-    Row("optim.state_averager.TrainingStateAverager._init_tensor_infos", "(self) -> Sequence[CompressionInfo]",
-        (STATE,), "overridden: the last call before the fork, when the snapshot's memory must be there"),
-    Row("optim.state_averager.TrainingStateAverager._do",
-        "(self, wait_for_trigger: Optional[Callable[[], Any]], optimizer_step: bool, zero_grad: bool, "
-        "averaging_round: bool, averaging_control: Optional[StepControl], grad_scaler: Optional[GradScaler], "
-        "set_to_none: bool, timeout: Optional[float]=None, **kwargs)",
-        (STATE,), "overridden: no snapshot is taken while the state changes"),
-    Row("optim.state_averager.TrainingStateAverager._update_scheduler", "(self)",
-        (STATE,), "called: the learning rate follows an epoch that is set from outside"),
-    Row("optim.state_averager.TrainingStateAverager._apply_optimizer_parameters_", "@torch.no_grad() (self)",
-        (STATE,), "overridden: with local steps new parameters go under what the model has learnt since"),
-    Row("optim.state_averager.TrainingStateAverager.local_epoch", "= 0",
-        (STATE,), "set: the state's epoch, after it was taken over"),
     Row("optim.grad_averager.GradientAverager._grad_accumulators", "@torch.no_grad() (self) -> Iterator[torch.Tensor]",
         (GRADIENTS,), "read: the pseudo-gradient is written there, momentum kept there"),
     Row("optim.grad_averager.GradientAverager._anchor_batch_size", "= None",

@@ -26,80 +26,75 @@ from pipelines.training.peer.training_peer import TrainingPeer
 from pipelines.training.run.compute_options import ComputeOptions
 from pipelines.training.run.training_run import TrainingRun
 from pipelines.training.state.anchors import AnchorWatch
-from pipelines.training.state.averager import SwarmStateAverager
 from pipelines.training.state.checkpoint_tensors import RunState, save_training_state
 from pipelines.training.state.digest import make_manifest
 from pipelines.training.state.download import StateDownloadError
+from pipelines.training.state.exchange import StateExchange, StateService
+from pipelines.training.state.training_state import TrainingState
 from pipelines.training.state.transfer import StateTransfer
 from pipelines.training.swarm_optimizer.acquaintances import Acquaintances
-from pipelines.training.swarm_optimizer.hivemind_options import averager_options, make_state_averager, transfer_limits
+from pipelines.training.swarm_optimizer.hivemind_options import transfer_limits
 from pipelines.training.swarm_optimizer.progress_tracking import SwarmProgressTracker
 from pipelines.training.tasks.text_to_image.model import initial_model
 
 
-class SlowAverager(SwarmStateAverager):
+class SlowService(StateService):
     """Sends its state slowly, so that a test can do something in the middle of a download."""
 
     seconds_per_chunk = 0.15
 
-    async def _hand_out(self, request, peer):
-        async for message in super()._hand_out(request, peer):
+    async def _hand_out(self, request, reader):
+        async for chunk in super()._hand_out(request, reader):
             await asyncio.sleep(self.seconds_per_chunk)
-            yield message
+            yield chunk
 
 
-class ForgingAverager(SwarmStateAverager):
+class ForgingService(StateService):
     """Names the digest of the swarm's state and sends other bytes."""
 
-    async def _hand_out(self, request, peer):
-        async for message in super()._hand_out(request, peer):
-            if json.loads(request)["want"] == "tensors":
-                buffer = message.tensor_part.buffer
-                message.tensor_part.buffer = bytes([buffer[0] ^ 1]) + buffer[1:]
-            yield message
+    async def _hand_out(self, request, reader):
+        async for chunk in super()._hand_out(request, reader):
+            if request["want"] == "tensors":
+                chunk[0] ^= 1
+            yield chunk
 
 
-class CarelessAverager(SwarmStateAverager):
-    """Offers its state without looking at the values."""
+class CarelessState(TrainingState):
+    """Offers its values without looking at them."""
 
     def take_snapshot(self):
         snapshot = self.snapshot
         snapshot.begin()
         snapshot.fill(self.named_state())
         hashes = [snapshot.hash(spec) for spec in snapshot.layout]
-        snapshot.complete(make_manifest(self._swarm_id, self.state_epoch, snapshot.layout, hashes))
+        snapshot.complete(make_manifest(snapshot.swarm_id, self.state_epoch, snapshot.layout, hashes))
         return snapshot.manifest()
 
 
-KINDS = {"honest": SwarmStateAverager, "slow": SlowAverager, "forger": ForgingAverager, "nan": CarelessAverager}
+SERVICES = {"slow": SlowService, "forger": ForgingService}
 
 
-def start_averager(run, dht, kind):
-    return make_state_averager(
-        KINDS.get(kind, SwarmStateAverager),
-        dht=dht,
-        admission=None,
-        run_id=run.swarm_id,
-        matchmaking_seconds=run.matchmaking_seconds,
-        allow_state_sharing=False,
-        **averager_options(run),
-        **optimizer_parts(run, initial_model(run)),
+def start_exchange(run, dht, kind):
+    state = (CarelessState if kind == "nan" else TrainingState)(
+        run.swarm_id, **optimizer_parts(run, initial_model(run))
     )
+    service = SERVICES.get(kind, StateService)(state.snapshot)
+    return StateExchange(state, dht, run.swarm_id, admission=None, service=service)
 
 
-def make_up_state(averager, kind, epoch):
+def make_up_state(state, kind, epoch):
     """Make optimizer steps along gradients that a seed decides; a liar's state differs a little."""
     generator = torch.Generator().manual_seed(11)
-    parameters = [p for group in averager.optimizer.param_groups for p in group["params"]]
+    parameters = state.optimized_parameters
     for _ in range(3):
         for parameter in parameters:
             parameter.grad = torch.rand(parameter.shape, generator=generator) - 0.5
-        averager.optimizer.step()
+        state.optimizer.step()
     if kind == "liar":
         parameters[0].data[0] += 1e-3
     if kind == "nan":
         parameters[0].data[0] = float("nan")
-    averager.set_epoch(epoch)
+    state.set_epoch(epoch)
 
 
 def wait_until(is_so):
@@ -109,8 +104,8 @@ def wait_until(is_so):
 
 def donate(run, dht, settings, events):
     kind, epoch, records = settings["kind"], settings["epoch"], SwarmRecords(dht, run.swarm_id, admission=None).open()
-    averager = start_averager(run, dht, kind)
-    make_up_state(averager, kind, epoch)
+    exchange = start_exchange(run, dht, kind)
+    make_up_state(state := exchange.state, kind, epoch)
     tracker = SwarmProgressTracker(
         dht=dht,
         prefix=run.swarm_id,
@@ -121,20 +116,18 @@ def donate(run, dht, settings, events):
     )
     tracker.report_local_progress(local_epoch=epoch, samples_accumulated=1)
     nobody = AnchorWatch(records, run.swarm_id, tuple)
-    StateTransfer(averager, records, transfer_limits(run), Acquaintances(), nobody).share()
+    StateTransfer(exchange, records, transfer_limits(run), Acquaintances(), nobody).share()
     wait_until(lambda: dht.peer_id.to_base58() in {claim.peer_id for claim in records.states().values()})
     wait_until(lambda: len(records.trainers()) > 0)
-    save_file({name: t.clone() for name, t in averager.named_state().items()}, settings["state_file"])
-    digest = averager.snapshot.manifest().digest
-    write_event(
-        events, event="ready", addresses=visible_addresses(dht), peer_id=averager.peer_id.to_base58(), digest=digest
-    )
+    save_file({name: t.clone() for name, t in state.named_state().items()}, settings["state_file"])
+    digest = state.snapshot.manifest().digest
+    write_event(events, event="ready", addresses=visible_addresses(dht), peer_id=dht.peer_id.to_base58(), digest=digest)
     threading.Event().wait()
 
 
 def probe(run, dht, settings, events):
     """Ask the peers that the test names for their state, whatever the votes say, or wait until they offer one."""
-    averager, records = start_averager(run, dht, "honest"), SwarmRecords(dht, run.swarm_id, admission=None).open()
+    exchange, records = start_exchange(run, dht, "honest"), SwarmRecords(dht, run.swarm_id, admission=None).open()
     limits = transfer_limits(run).download
     write_event(events, event="ready", addresses=visible_addresses(dht))
     for order in orders_in(Path(settings["orders"])):
@@ -144,7 +137,7 @@ def probe(run, dht, settings, events):
             write_event(events, event="offers_found")
             continue
         try:
-            averager.download(**order, limits=limits, total_seconds=20.0, show=lambda done, of: None)
+            exchange.download(**order, limits=limits, total_seconds=20.0, show=lambda done, of: None)
             write_event(events, event="probed", donor=order["donors"][0], got=True, moved_on=[])
         except StateDownloadError as error:
             moved_on = list(error.report.moved_on)
@@ -167,7 +160,7 @@ def join(run, dht, settings, events, options):
     task, compute = made_up_task(run), ComputeOptions()
     who = dict(username=settings["name"], package_version="0")
     with TrainingPeer(task, dht, options, compute, admission=None, **who) as peer:
-        averager, state_transfer = peer.optimizer.state_averager, peer.optimizer.state_transfer
+        state, state_transfer = peer.optimizer.state, peer.optimizer.state_transfer
         write_event(events, event="started", peer_id=dht.peer_id.to_base58())
         started = time.monotonic()
 
@@ -181,21 +174,21 @@ def join(run, dht, settings, events, options):
             state_transfer.is_to_stop = stop.is_set
             source = peer.synchronise(lambda: Path(settings["checkpoint"]), show)
         if stop.is_set():
-            write_event(events, event="stopped", source=source, shares=averager.allow_state_sharing)
+            write_event(events, event="stopped", source=source, shares=state_transfer.exchange.shares)
             return
         seconds, taken = time.monotonic() - started, state_transfer.last_taken
-        save_file({name: t.clone() for name, t in averager.named_state().items()}, settings["state_file"])
+        save_file({name: t.clone() for name, t in state.named_state().items()}, settings["state_file"])
         if source == "peers":
             Path(settings["checkpoint"]).mkdir(exist_ok=True)
             peer.model.save_pretrained(settings["checkpoint"])
-            state = RunState(run_id=run.run_id, epoch=averager.state_epoch, loss=None, package_version="0")
-            save_training_state(Path(settings["checkpoint"]), peer.model, averager.optimizer, state)
-        wait_until(averager.snapshot.manifest)
+            kept = RunState(run_id=run.run_id, epoch=state.state_epoch, loss=None, package_version="0")
+            save_training_state(Path(settings["checkpoint"]), peer.model, state.optimizer, kept)
+        wait_until(state.snapshot.manifest)
         write_event(
-            events, event="ready", addresses=visible_addresses(dht), source=source, epoch=averager.state_epoch,
-            seconds=seconds, digest=averager.snapshot.manifest().digest,
+            events, event="ready", addresses=visible_addresses(dht), source=source, epoch=state.state_epoch,
+            seconds=seconds, digest=state.snapshot.manifest().digest,
             named=sorted(taken.report.liars) if taken else [],
-            outvoted=list(taken.verdict.outvoted) if taken else [], state_bytes=averager.snapshot.num_bytes,
+            outvoted=list(taken.verdict.outvoted) if taken else [], state_bytes=state.snapshot.num_bytes,
             received_bytes=taken.report.num_bytes if taken else 0, failures=taken.report.failures if taken else {},
         )  # fmt: skip
         threading.Event().wait()

@@ -128,7 +128,7 @@ def main(settings: dict) -> None:
             events, event="finished", epoch=peer.optimizer.local_epoch, bytes_sent=averaging.bytes_sent,
             num_rounds=averaging.num_rounds, share_averaged=averaging.share_averaged,
             num_refused=peer.optimizer.num_refused_gradients, loss=evaluate(peer, run),
-            was_declared_twice=dht.get(f"{run.swarm_id}_state_averager.all_averagers", latest=True) is not None,
+            was_declared_twice=dht.get(f"{run.swarm_id}_grad_averager.all_averagers", latest=True) is not None,
         )  # fmt: skip
 
 
@@ -184,7 +184,7 @@ def train(peer: TrainingPeer, run: TrainingRun, settings: dict, seeds, stop, eve
             num_gathered=peer.optimizer.grad_averager.local_samples_accumulated,
             num_refused=peer.optimizer.num_refused_gradients, num_samples=sizes[-1], num_measured=len(measured),
         )  # fmt: skip
-        if (manifest := peer.optimizer.state_averager.snapshot.manifest()) is not None:
+        if (manifest := peer.optimizer.state.snapshot.manifest()) is not None:
             write_event(events, event="state", epoch=manifest.epoch, digest=manifest.digest)
         if report.ended_epoch and settings.get("save_epochs"):
             save_parameters(peer, events.parent / f"{settings['name']}-{peer.optimizer.local_epoch}.safetensors")

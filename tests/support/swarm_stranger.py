@@ -28,11 +28,14 @@ from pipelines.swarm.network_options import NetworkOptions
 from pipelines.swarm.node import SwarmUnreachableError, open_dht
 from pipelines.swarm.peer_records import PeerMetrics
 from pipelines.swarm.records import SwarmRecords
+from pipelines.swarm.streams.asking import open_conversation
+from pipelines.swarm.streams.introductions import Introductions
+from pipelines.swarm.streams.refusals import Refusal
 from pipelines.training.peer.process_group import guard_process_group
 from pipelines.training.run.door import door_of
 from pipelines.training.run.training_run import TrainingRun
-from pipelines.training.state.averager import SwarmStateAverager
 from pipelines.training.state.download import manifest_request
+from pipelines.training.state.exchange import SERVICE
 from pipelines.training.swarm_optimizer.gradient_averager import SwarmGradientAverager
 
 SECONDS = 60.0
@@ -61,6 +64,17 @@ async def answer_of(make_call) -> str:
     return "state"
 
 
+async def state_of(p2p: P2P, target: PeerID, run: TrainingRun, admission, digest: str) -> str:
+    """Return what comes when a peer is asked for its state, by somebody who shows a token or none."""
+    try:
+        conversation, _ = await open_conversation(p2p, target, run.swarm_id, SERVICE, Introductions(admission))
+        async with conversation:
+            await conversation.send(manifest_request(digest))
+            return "state" if (await conversation.receive(SECONDS)).tensors else "nothing"
+    except Refusal as error:
+        return f"refused: {error}"
+
+
 async def try_averagers(run: TrainingRun, addresses: list[str], door, newest_digest) -> dict[str, str]:
     p2p = await P2P.create(
         initial_peers=[Multiaddr(address) for address in addresses],
@@ -68,7 +82,7 @@ async def try_averagers(run: TrainingRun, addresses: list[str], door, newest_dig
         check_if_identity_free=False,
     )
     target = PeerID.from_base58(addresses[0].rpartition("/")[2])
-    gradients, states = f"{run.swarm_id}_grad_averager", f"{run.swarm_id}_state_averager"
+    gradients = f"{run.swarm_id}_grad_averager"
     gathered = MSGPackSerializer.dumps([None, 0, MSGPackSerializer.dumps(None)])
     if door.admission:
         gathered = AdmissionGate(door.admission, gradients, 60.0).prove(gathered, p2p.peer_id)
@@ -80,14 +94,12 @@ async def try_averagers(run: TrainingRun, addresses: list[str], door, newest_dig
         yield averaging_pb2.AveragingData(code=averaging_pb2.PART_FOR_AVERAGING, group_id=b"any", weight=1.0)
 
     gradient_stub = SwarmGradientAverager.get_stub(p2p, target, namespace=gradients)
-    state_stub = SwarmStateAverager.get_stub(p2p, target, namespace=states)
     found = dict(group=await answer_of(partial(gradient_stub.rpc_join_group, request)))
-    for name, stub in (("gradient", gradient_stub), ("state", state_stub)):
-        if door.admission:
-            shown = auth_pb2.RequestAuthInfo(client_access_token=access_token(door.admission))
-            answer = await stub.rpc_introduce(shown)
-            door.admission.check.check(answer.service_access_token.username, get_dht_time(), peer_id=target.to_bytes())
-            found[f"introduced to {name}"] = "yes"
+    if door.admission:
+        shown = auth_pb2.RequestAuthInfo(client_access_token=access_token(door.admission))
+        answer = await gradient_stub.rpc_introduce(shown)
+        door.admission.check.check(answer.service_access_token.username, get_dht_time(), peer_id=target.to_bytes())
+        found["introduced"] = "yes"
     deadline = time.monotonic() + SECONDS
     while time.monotonic() < deadline:  # a refusal may be lost with its stream
         found["aggregation"] = await answer_of(lambda: gradient_stub.rpc_aggregate_part(part()))
@@ -96,8 +108,7 @@ async def try_averagers(run: TrainingRun, addresses: list[str], door, newest_dig
         await asyncio.sleep(0.05)
     deadline = time.monotonic() + SECONDS
     while time.monotonic() < deadline:  # the state changes while it is asked for, and its digest is written down later
-        request = averaging_pb2.DownloadData(metadata=manifest_request(newest_digest()))
-        found["state"] = await answer_of(partial(state_stub.rpc_download_state, request))
+        found["state"] = await state_of(p2p, target, run, door.admission, newest_digest())
         if found["state"] != "nothing":
             break
         await asyncio.sleep(0.05)

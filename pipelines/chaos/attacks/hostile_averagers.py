@@ -2,32 +2,36 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any, TypeVar
 from typing import AsyncIterator as StreamOf  # noqa: UP035 - hivemind recognises only typing's name
 
 import torch
 from hivemind.averaging.control import StepControl
 from hivemind.p2p import P2PContext, PeerID
-from hivemind.proto import averaging_pb2, runtime_pb2
+from hivemind.proto import averaging_pb2
 from hivemind.utils import MSGPackSerializer, get_dht_time
 
 from pipelines.chaos.attacks.hostile_node import HostileNode
 from pipelines.features.audits.checks import RoundChecks
 from pipelines.features.audits.evidence import Verdict
+from pipelines.swarm.streams.conversation import Conversation
 from pipelines.training.averaging.group.matchmaking import PacedKeyManager
 from pipelines.training.averaging.reducing_end import ReducingEnd
 from pipelines.training.averaging.runner import TrustedAllReduceRunner
 from pipelines.training.averaging.wire.codec import averaging_compression
-from pipelines.training.optimizers.choice import optimizer_parts
-from pipelines.training.state.averager import SwarmStateAverager
-from pipelines.training.state.download import WANT_MANIFEST, manifest_request, read_request
+from pipelines.training.optimizers.choice import OptimizerParts, optimizer_parts
+from pipelines.training.state.download import WANT_MANIFEST, manifest_request
+from pipelines.training.state.exchange import Donors, StateExchange, StateService
+from pipelines.training.state.snapshot import CHUNK_BYTES
+from pipelines.training.state.training_state import TrainingState
 from pipelines.training.swarm_optimizer.gradient_averager import SwarmGradientAverager
-from pipelines.training.swarm_optimizer.hivemind_options import StateAverager, averager_options, make_state_averager
+from pipelines.training.swarm_optimizer.hivemind_options import averager_options
 from pipelines.training.swarm_optimizer.reduction import Reduction
 from pipelines.training.tasks.text_to_image.model import initial_model
 
 Averager = TypeVar("Averager", bound=SwarmGradientAverager)
+Exchange = TypeVar("Exchange", bound=StateExchange)
 SECONDS_OF_SILENCE = 60.0
 NO_SUCH_MODE = 9
 
@@ -113,27 +117,29 @@ class BadMember(Participant):
         await super()._step(step=step, **kwargs)
 
 
-class EndlessDonor(SwarmStateAverager):
+class EndlessDonor(StateService):
     """Answers every question for the hashes of a state without an end."""
 
-    async def _hand_out(self, request: bytes, peer: PeerID) -> AsyncGenerator[averaging_pb2.DownloadData, None]:
-        want, _, _ = read_request(request, len(self.snapshot.layout))
-        while want == WANT_MANIFEST:
-            yield averaging_pb2.DownloadData(tensor_part=runtime_pb2.Tensor(buffer=b" " * 2**17))
+    async def _hand_out(self, request: Mapping[str, Any], reader: Conversation) -> AsyncGenerator[bytearray, None]:
+        while request["want"] == WANT_MANIFEST:
+            yield bytearray(b" " * CHUNK_BYTES)
 
 
-class HoldingReader(SwarmStateAverager):
-    """Asks for states that it does not want."""
+class HoldingReader(StateExchange):
+    """Asks for states that it does not want, and keeps its conversations with their donors."""
+
+    donors: Donors | None = None
 
     def hold(self, digest: str, donors: list[str]) -> None:
         """Ask each donor for its copy, which it keeps for who reads it."""
-        self._tell_process("_hold_all", digest, donors)
+        self._loop.start(self._hold_all(digest, donors))
 
     async def _hold_all(self, digest: str, donors: list[str]) -> None:
+        self.donors = self.donors or Donors(self._open, SECONDS_OF_SILENCE)
         for donor in donors:
             with contextlib.suppress(Exception):  # it has another state by now
-                async with contextlib.aclosing(self._ask(donor, manifest_request(digest))) as answer:
-                    await anext(answer)
+                async for _ in self.donors.ask(donor, manifest_request(digest)):
+                    pass
 
 
 def hostile_averager(node: HostileNode, kind: type[Averager]) -> Averager:
@@ -154,24 +160,18 @@ def hostile_averager(node: HostileNode, kind: type[Averager]) -> Averager:
     return averager
 
 
-def zeroed_state(node: HostileNode, kind: type[StateAverager]) -> StateAverager:
-    """Start an averager that offers a training state of zeros."""
-    run = node.run
-    averager = make_state_averager(
-        kind,
-        dht=node.dht,
-        admission=node.admission,
-        run_id=run.swarm_id,
-        matchmaking_seconds=run.matchmaking_seconds,
-        **averager_options(run),
-        **_optimizer_parts(node),
-    )
+def zeroed_state(node: HostileNode, exchange: type[Exchange], service: type[StateService] = StateService) -> Exchange:
+    """Offer a training state of zeros."""
+    swarm_id = node.run.swarm_id
+    state = TrainingState(swarm_id, **_optimizer_parts(node))
     with torch.no_grad():
-        for parameter in averager.optimized_parameters:
+        for parameter in state.optimized_parameters:
             parameter.zero_()
-    averager.take_snapshot()
-    return averager
+    state.take_snapshot()
+    offered = exchange(state, node.dht, swarm_id, admission=node.admission, service=service(state.snapshot))
+    offered.share()
+    return offered
 
 
-def _optimizer_parts(node: HostileNode) -> dict[str, Any]:
+def _optimizer_parts(node: HostileNode) -> OptimizerParts:
     return optimizer_parts(node.run, initial_model(node.run))

@@ -32,7 +32,9 @@ from pipelines.chaos.attacks.hostile_records import (
     write_in_many_names,
 )
 from pipelines.chaos.attacks.table import FAR_EPOCH
+from pipelines.swarm.streams.server import handler_name
 from pipelines.training.run.training_run import TrainingRun
+from pipelines.training.state.exchange import SERVICE
 
 SECONDS = 20.0
 """Lifetime of its records."""
@@ -160,7 +162,7 @@ class HostileNode:
 
     def open_silent_streams(self) -> None:
         """Open streams at all nodes that it knows, for the state, and ask for nothing."""
-        call = f"{self.run.swarm_id}_state_averager::SwarmStateAverager.rpc_download_state"
+        call = handler_name(self.run.swarm_id, SERVICE)
         self.dht.run_coroutine(partial(open_silent_streams, call=call))
 
     def write_in_many_names(self) -> None:

@@ -80,14 +80,14 @@ def samples_of_new_keys(node: "HostileNode") -> Iterator[None]:
 def false_votes(node: "HostileNode") -> Iterator[None]:
     """Votes for a state of zeros, which it serves."""
     from pipelines.chaos.attacks.hostile_averagers import zeroed_state
-    from pipelines.training.state.averager import SwarmStateAverager
+    from pipelines.training.state.exchange import StateExchange
 
-    averager = zeroed_state(node, SwarmStateAverager)
+    state = zeroed_state(node, StateExchange).state
     while True:
-        if averager.state_epoch != (epoch := node.epoch_of_others()):
-            averager.set_epoch(epoch)
-            averager.take_snapshot()
-        node.claim(state=dict(epoch=epoch, digest=averager.snapshot.manifest().digest))
+        if state.state_epoch != (epoch := node.epoch_of_others()):
+            state.set_epoch(epoch)
+            state.take_snapshot()
+        node.claim(state=dict(epoch=epoch, digest=state.snapshot.manifest().digest))
         yield
 
 
@@ -95,8 +95,9 @@ def false_votes(node: "HostileNode") -> Iterator[None]:
 def endless_manifest(node: "HostileNode") -> Iterator[None]:
     """A donor of the state that most have, whose list of hashes never ends."""
     from pipelines.chaos.attacks.hostile_averagers import EndlessDonor, zeroed_state
+    from pipelines.training.state.exchange import StateExchange
 
-    zeroed_state(node, EndlessDonor)
+    zeroed_state(node, StateExchange, EndlessDonor)
     while True:
         if (most := node.state_of_most()) is not None:
             node.claim(state=dict(epoch=most[0], digest=most[1]))
@@ -162,10 +163,10 @@ def held_copies(node: "HostileNode") -> Iterator[None]:
     """A reader of the state that most have, who asks every donor for it again and again, so that it stays."""
     from pipelines.chaos.attacks.hostile_averagers import HoldingReader, zeroed_state
 
-    averager = zeroed_state(node, HoldingReader)
+    reader = zeroed_state(node, HoldingReader)
     while True:
         if (most := node.state_of_most()) is not None:
-            averager.hold(most[1], node.donors_of(most[1]))
+            reader.hold(most[1], node.donors_of(most[1]))
         yield
 
 

@@ -10,7 +10,7 @@ from pipelines.features.sparse.error_feedback import ErrorFeedback
 from pipelines.features.sparse.mean import mean
 from pipelines.training.gradients.computation import gradients_are_finite
 from pipelines.training.run.training_run import TrainingRun
-from pipelines.training.state.averager import SwarmStateAverager
+from pipelines.training.state.training_state import TrainingState
 from pipelines.training.swarm_optimizer.gathering import LocalSteps
 from pipelines.training.swarm_optimizer.reduction import Reduction
 
@@ -28,7 +28,7 @@ class SparseReduction(Reduction):
         return SparseGradientAverager(values_per_chunk=self._run.sparse_values_per_chunk, **options)
 
     def gathering(
-        self, model: torch.nn.Module, averager: SparseGradientAverager, state: SwarmStateAverager
+        self, model: torch.nn.Module, averager: SparseGradientAverager, state: TrainingState
     ) -> "SparseLocalSteps":
         """See `Reduction`."""
         return SparseLocalSteps(self._run, model, averager, state)
@@ -41,7 +41,7 @@ class SparseLocalSteps(LocalSteps):
     """
 
     def __init__(
-        self, run: TrainingRun, model: torch.nn.Module, averager: SparseGradientAverager, state: SwarmStateAverager
+        self, run: TrainingRun, model: torch.nn.Module, averager: SparseGradientAverager, state: TrainingState
     ) -> None:
         super().__init__(run, model, averager, state)
         self._sparse = averager

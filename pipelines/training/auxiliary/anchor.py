@@ -151,11 +151,11 @@ class Anchor:
 
     @property
     def _held_epoch(self) -> int:
-        return self._optimizer.state_averager.state_epoch
+        return self._optimizer.state.state_epoch
 
     def _catch_up(self, newest: int) -> None:
         """Continue from a later state of those who can be believed, of epoch `newest`, unless it is worse."""
-        averager, epoch = self._optimizer.state_averager, self._held_epoch
+        state, epoch = self._optimizer.state, self._held_epoch
         if self._returns or (newest <= epoch and not self._optimizer.state_transfer.is_outvoted):
             # The others come back to it, or have failed as well, or have left: who comes next trains with it. What
             # they have reached is known some seconds after the round.
@@ -164,7 +164,7 @@ class Anchor:
                 self._optimizer.look_for_rounds_again()
             return
         is_tested = needs_a_test(newest - epoch, has_averaged=self._has_averaged)
-        kept = {name: tensor.clone() for name, tensor in averager.named_state().items()} if is_tested else None
+        kept = {name: tensor.clone() for name, tensor in state.named_state().items()} if is_tested else None
         before = self._evaluate() if is_tested else None
         self._optimizer.load_state_from_peers()
         if kept is None or self._held_epoch == epoch or not is_worse(after := self._evaluate(), before):
@@ -173,12 +173,12 @@ class Anchor:
             "The state of epoch %d has a held-out loss of %.4f, that of epoch %d had %.4f: it is not followed. The run "
             "returns to epoch %d.", self._held_epoch, after, epoch, before, epoch,
         )  # fmt: skip
-        averager.restore_state(kept, epoch)
+        state.restore_state(kept, epoch)
         self._optimizer.begin_epoch()
         self._returns = True
 
     def _sign(self) -> None:
-        manifest = self._optimizer.state_averager.snapshot.manifest()
+        manifest = self._optimizer.state.snapshot.manifest()
         # Hashing may take longer than an epoch does: then the state before is signed, which anchors may be behind.
         if manifest is None or not 0 <= self._held_epoch - manifest.epoch <= EPOCHS_BEHIND or not self._may_sign():
             return

@@ -124,7 +124,7 @@ class AuxiliaryPeer:
             children=self._dht.children,
             verbose=logger.isEnabledFor(logging.DEBUG),
         )
-        self.averager = self.optimizer.state_averager
+        self.training_state = self.optimizer.state
         self._anchor = Anchor(
             self.optimizer, self.records, key, may_sign=lambda: key.public in keys(), evaluate=self._evaluate
         )
@@ -163,14 +163,14 @@ class AuxiliaryPeer:
     @property
     def held_epoch(self) -> int:
         """Epoch of the state that this peer keeps and serves."""
-        return self.averager.state_epoch
+        return self.training_state.state_epoch
 
     def restore(self, folder: Path | None) -> int:
         """Load a checkpoint's folder, if there is one, and start serving the state; return its epoch."""
         if folder is not None:
-            with self.averager.lock_averaged_tensors:
-                state = load_training_state(folder, self.model, self.averager.optimizer)
-            self.averager.set_epoch(state.epoch)
+            with self.training_state.lock:
+                state = load_training_state(folder, self.model, self.training_state.optimizer)
+                self.training_state.set_epoch(state.epoch)
             self.optimizer.begin_epoch()
         self.optimizer.share_state()
         return self.held_epoch
@@ -308,7 +308,7 @@ class AuxiliaryPeer:
             self._next_spooling = time.monotonic() + DISK_RETRY_SECONDS
 
     def _spool(self, spool: PublicationSpool) -> None:
-        with self._rounds.paused(), self.averager.at_rest():
+        with self._rounds.paused(), self.training_state.at_rest():
             state = RunState(
                 run_id=self.run.run_id,
                 epoch=self.held_epoch,
@@ -317,11 +317,11 @@ class AuxiliaryPeer:
             )
             spool.add(
                 state.epoch,
-                lambda folder: write_checkpoint(folder, self.task, self.model, self.averager.optimizer, state),
+                lambda folder: write_checkpoint(folder, self.task, self.model, self.training_state.optimizer, state),
             )
 
     def _start_snapshot_work(self) -> None:
         if self._worker.due(self.held_epoch, self.run.num_epochs):
-            with self._rounds.paused(), self.averager.at_rest():
+            with self._rounds.paused(), self.training_state.at_rest():
                 tasks = self._worker.due(self.held_epoch, self.run.num_epochs)
                 self._worker.start(tasks, self.held_epoch, self.model)

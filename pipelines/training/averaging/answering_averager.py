@@ -1,7 +1,6 @@
 """What an averager answers besides averages: who it is, and what the members of a round may ask for afterwards."""
 
 import asyncio
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 from typing import AsyncIterator as StreamOf  # noqa: UP035 - hivemind recognises only typing's name
@@ -31,8 +30,6 @@ how many attempts at most: where an epoch takes seconds, 60 s of them are the ve
 class AnsweringAverager(NamedServicer, DecentralizedAverager):
     """An averager that answers admitted peers alone, and members of its rounds what these may ask for."""
 
-    get_stub: Callable[..., StubBase]
-
     def __init__(
         self,
         *args: Any,
@@ -50,16 +47,9 @@ class AnsweringAverager(NamedServicer, DecentralizedAverager):
         super().__init__(*args, prefix=prefix, **kwargs)
 
     def _run_internal(self) -> None:
-        # On the object, because hivemind gets stubs for forming and averaging groups from the class, and stubs for
-        # fetching states from the object.
-        self.get_stub = self._introducing_stub
         set_aside_what_exists()
         end_with_parent()
         super()._run_internal()
-
-    def _introducing_stub(self, p2p: P2P, peer: PeerID, **kwargs: Any) -> StubBase:
-        stub = type(self).get_stub(p2p, peer, **kwargs)
-        return self._gate.introducing(stub, partial(self._gate.introduce, self.greet, peer))
 
     async def add_p2p_handlers(self, p2p: P2P, wrapper: Any = None, **kwargs: Any) -> None:
         """Answer calls, and refuse those of strangers."""
@@ -77,11 +67,11 @@ class AnsweringAverager(NamedServicer, DecentralizedAverager):
         return await stub.rpc_introduce(self._gate.introduction(), timeout=self.request_timeout * 2)
 
     def _stub_of(self, peer: PeerID) -> StubBase:
-        return type(self).get_stub(self._p2p, peer, namespace=self.prefix)
+        return self.get_stub(self._p2p, peer, namespace=self.prefix)
 
     def _introducing_stub_of(self, peer: PeerID) -> StubBase:
         """Return a stub for calls of peers that may not have checked this one's group yet."""
-        return self._introducing_stub(self._p2p, peer, namespace=self.prefix)
+        return self._gate.introducing(self._stub_of(peer), partial(self._gate.introduce, self.greet, peer))
 
     async def until_group_is_checked(self, group_id: bytes) -> None:
         """Wait until this peer has checked the members of a group, which another member may have learned of earlier."""

@@ -79,11 +79,11 @@ class HeirWatch:
             signed_epoch=seen.newest_epoch if seen.has_anchors else None,
             held_epochs=list(held.values()),
             num_without=0 if seen.has_anchors or held else self._num_without(),
-            are_coming=is_alive or self._optimizer.state_averager.snapshot.is_held,
+            are_coming=is_alive or self._optimizer.state.snapshot.is_held,
         )
 
     def _num_without(self) -> int:
-        own, last = self._optimizer.state_averager.snapshot.manifest(), self._optimizer.run.num_epochs
+        own, last = self._optimizer.state.snapshot.manifest(), self._optimizer.run.num_epochs
         digest = own.digest if own is not None and own.epoch == last else None
         states = self._records.states()
         have = {key for key, held in states.items() if held.epoch > last or (held.epoch, held.digest) == (last, digest)}

@@ -189,7 +189,7 @@ class TrainingPeer:
         source = "start"
         if self.optimizer.state_transfer.look().newest_epoch() > 0:
             self.optimizer.load_state_from_peers(show)
-        if self.optimizer.state_averager.state_epoch > 0:
+        if self.optimizer.state.state_epoch > 0:
             source = "peers"
         elif not self.optimizer.state_transfer.is_to_stop() and (folder := fetch_checkpoint()) is not None:
             self.restore(folder)
@@ -202,10 +202,10 @@ class TrainingPeer:
 
     def restore(self, folder: Path) -> RunState:
         """Load a checkpoint from its folder; the peer continues at its epoch."""
-        averager = self.optimizer.state_averager
-        with averager.lock_averaged_tensors:
-            state = load_training_state(folder, self.model, averager.optimizer)
-        averager.set_epoch(state.epoch)
+        own = self.optimizer.state
+        with own.lock:
+            state = load_training_state(folder, self.model, own.optimizer)
+            own.set_epoch(state.epoch)
         self.optimizer.begin_epoch()
         return state
 

@@ -86,7 +86,7 @@ class StateManifest:
             raise ValueError(f"This is not the manifest of a training state: {error!r}.") from error
 
 
-def named_state(optimizer: torch.optim.Optimizer, extra: Iterable[torch.Tensor] = ()) -> dict[str, torch.Tensor]:
+def named_state(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
     """Return the tensors of the training state, without copies, in the order that all peers share."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     named = {}
@@ -95,7 +95,7 @@ def named_state(optimizer: torch.optim.Optimizer, extra: Iterable[torch.Tensor] 
         for key, value in sorted(optimizer.state[parameter].items()):
             if isinstance(value, torch.Tensor):
                 named[f"parameter.{index}.{key}"] = value
-    return named | {f"extra.{index}": tensor.detach() for index, tensor in enumerate(extra)}
+    return named
 
 
 def state_layout(tensors: Mapping[str, torch.Tensor]) -> tuple[TensorSpec, ...]:

@@ -6,13 +6,12 @@ from the others. Because the hashes belong to the state and not to the donor, it
 
 import asyncio
 import contextlib
-import json
 import logging
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from hub_tools.foreign.json_texts import parse_json
 from pipelines.training.averaging.reduce.finite_values import is_finite
 from pipelines.training.state.digest import StateManifest, TensorSpec, check_manifest
 from pipelines.training.state.snapshot import StateSnapshot
@@ -20,13 +19,14 @@ from pipelines.training.state.votes import cut_into_jobs
 
 logger = logging.getLogger(__name__)
 
-OpenStream = Callable[[str, bytes], AsyncGenerator[bytes, None]]
-"""Asks a peer (libp2p id, request) and yields the bytes of its answer."""
+Request = Mapping[str, Any]
+OpenStream = Callable[[str, Request], AsyncGenerator[bytes, None]]
+"""Asks a peer, by its libp2p id, and yields the bytes of its answer."""
 
 FIRST_MANIFEST_BYTES, MANIFEST_BYTES_PER_TENSOR = 65_536, 1024
 """No honest manifest is larger: a tensor takes some 150 bytes."""
 
-WANTS = WANT_MANIFEST, WANT_TENSORS, WANT_NOTHING = "manifest", "tensors", "nothing"
+WANTS = WANT_MANIFEST, WANT_TENSORS = "manifest", "tensors"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,32 +91,23 @@ class MovedOnError(ConnectionError):
         super().__init__("It does not serve this state, or no longer does.")
 
 
-def manifest_request(digest: str) -> bytes:
+def manifest_request(digest: str) -> Request:
     """Return the request for the hashes of the state with this digest."""
-    return json.dumps(dict(want=WANT_MANIFEST, digest=digest)).encode()
+    return dict(want=WANT_MANIFEST, digest=digest)
 
 
-def tensors_request(digest: str, indices: Sequence[int]) -> bytes:
+def tensors_request(digest: str, indices: Sequence[int]) -> Request:
     """Return the request for tensors of the state with this digest, by their numbers."""
-    return json.dumps(dict(want=WANT_TENSORS, digest=digest, indices=list(indices))).encode()
+    return dict(want=WANT_TENSORS, digest=digest, indices=list(indices))
 
 
-def farewell_request(digest: str) -> bytes:
-    """Return a newcomer's farewell when it has the state with this digest: its donor may offer the next one."""
-    return json.dumps(dict(want=WANT_NOTHING, digest=digest)).encode()
-
-
-def read_request(text: bytes, num_tensors: int) -> tuple[str, str, list[int]]:
+def read_request(request: Request, num_tensors: int) -> tuple[str, str, list[int]]:
     """Return what is requested, of which digest, and which tensors.
 
     Raises:
         ValueError: the request is invalid.
     """
-    try:
-        values = parse_json(text)
-        want, digest, indices = values["want"], str(values["digest"]), values.get("indices", [])
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ValueError(f"This is not a request for a state: {error!r}.") from error
+    want, digest, indices = request.get("want"), str(request.get("digest")), request.get("indices", [])
     if want not in WANTS or not isinstance(indices, list) or len(indices) > num_tensors:
         raise ValueError(f"This is not a request for a state: {want!r}.")
     if not all(type(index) is int and 0 <= index < num_tensors for index in indices):
@@ -136,19 +127,17 @@ class StateDownload:
         *,
         digest: str,
         epoch: int,
-        swarm_id: str,
-        count_bytes: Callable[[int], None] = lambda number: None,
     ) -> None:
-        self._snapshot, self._open_stream, self._limits, self._digest = snapshot, open_stream, limits, digest
-        self._epoch, self._swarm_id, self._count_bytes = epoch, swarm_id, count_bytes
-        self._donors = donors
+        self._snapshot, self._open_stream, self._limits = snapshot, open_stream, limits
+        self._digest, self._epoch, self._donors = digest, epoch, donors
         self._idle = deque(donors)
-        self._asked: set[str] = set()
         self._failures: dict[str, str] = {}
         self._liars: set[str] = set()
         self._moved_on: set[str] = set()
         self._delivered = dict.fromkeys(donors, 0)
         self._num_bytes = 0
+        self.num_done = 0
+        """Bytes of the state that are here: received, which may count some twice, or of an earlier attempt."""
 
     async def run(self) -> StateManifest:
         """Download, check and write all tensors that the snapshot does not have yet; return their manifest.
@@ -162,7 +151,7 @@ class StateDownload:
         hashes, layout = manifest.hashes(), self._snapshot.layout
         held = self._snapshot.verified
         missing = {i: spec.num_bytes for i, spec in enumerate(layout) if held.get(i) != hashes[i]}
-        self._count_bytes(sum(spec.num_bytes for spec in layout) - sum(missing.values()))
+        self.num_done += self._snapshot.num_bytes - sum(missing.values())
         await self._fetch_all(deque(cut_into_jobs(missing, self._limits.job_bytes)), hashes)
         for spec in layout:
             if not is_finite(self._snapshot.tensors[spec.name]):
@@ -170,14 +159,6 @@ class StateDownload:
                     f"{spec.name} of the state of epoch {manifest.epoch} is not finite.", self.report()
                 )
         return manifest
-
-    async def take_leave(self) -> None:
-        """Tell the donors that they need not keep this state any longer; it does not matter much if this is lost."""
-        await asyncio.gather(*map(self._take_leave_of, self._asked - self._failures.keys()), return_exceptions=True)
-
-    async def _take_leave_of(self, donor: str) -> None:
-        async for _ in self._timed(donor, farewell_request(self._digest)):
-            pass
 
     def report(self) -> DonorReport:
         """Return what each donor has delivered so far."""
@@ -204,7 +185,7 @@ class StateDownload:
                 self._idle.popleft()
                 continue
             try:
-                check_manifest(manifest, self._snapshot.layout, swarm_id=self._swarm_id, epoch=self._epoch)
+                check_manifest(manifest, self._snapshot.layout, swarm_id=self._snapshot.swarm_id, epoch=self._epoch)
             except ValueError as error:
                 message = f"The state of epoch {self._epoch} does not fit this peer's: {error}"
                 raise StateRefusedError(message, self.report()) from error
@@ -273,9 +254,8 @@ class StateDownload:
             position, rest = position + len(taken), rest[len(taken) :]
         return rest
 
-    async def _timed(self, donor: str, request: bytes) -> AsyncGenerator[bytes, None]:
+    async def _timed(self, donor: str, request: Request) -> AsyncGenerator[bytes, None]:
         """Yield a donor's chunks as long as each comes in time; raises TimeoutError otherwise."""
-        self._asked.add(donor)
         stream = self._open_stream(donor, request)
         try:
             while True:
@@ -285,7 +265,7 @@ class StateDownload:
                 except StopAsyncIteration:
                     return
                 self._num_bytes += len(chunk)
-                self._count_bytes(len(chunk))
+                self.num_done += len(chunk)
                 yield chunk
         finally:
             await stream.aclose()

@@ -1,12 +1,8 @@
 """A copy of the training state that stays unchanged while newcomers download it.
 
 The live state changes with every optimizer step; downloading it, as hivemind does, mixes tensors of several epochs.
-The copy is in memory shared with the averager's process (not in /dev/shm, which is small in containers).
 """
 
-import ctypes
-import mmap
-import multiprocessing
 import time
 from collections.abc import Iterator, Mapping
 
@@ -21,32 +17,30 @@ from pipelines.training.state.digest import (
     state_layout,
 )
 
-EMPTY_HASH = "0" * 64
 CHUNK_BYTES = 2**17
 
 
 class StateSnapshot:
-    """A state, complete with its manifest or being written. Create it before the averager's process forks.
+    """A state, complete with its manifest or being written.
 
-    There is one writer at a time; readers in both processes notice when their snapshot was replaced.
+    There is one writer at a time; readers in all threads notice when their snapshot was replaced.
     """
 
     def __init__(self, tensors: Mapping[str, torch.Tensor], swarm_id: str) -> None:
-        self.layout, self._swarm_id = state_layout(tensors), swarm_id
+        self.layout, self.swarm_id = state_layout(tensors), swarm_id
         last = self.layout[-1]
-        self._memory = mmap.mmap(-1, max(1, last.offset + last.num_bytes))
-        self._bytes = memoryview(self._memory)
-        block = torch.frombuffer(self._memory, dtype=torch.uint8)
+        block = torch.empty(max(1, last.offset + last.num_bytes), dtype=torch.uint8)
+        self._bytes = block.numpy().data
         self.tensors = {
             spec.name: block[spec.offset : spec.offset + spec.num_bytes].view(spec.dtype).view(spec.shape)
             for spec in self.layout
         }
-        longest = make_manifest(swarm_id, 2**63, self.layout, [EMPTY_HASH] * len(self.layout)).encode()
-        self._manifest = mmap.mmap(-1, len(longest))
-        self._manifest_bytes = multiprocessing.Value(ctypes.c_int64, 0)
-        # Even: complete, or empty at 0. Odd: being written. Readers compare it before and after reading.
-        self._generation = multiprocessing.Value(ctypes.c_int64, 0)
-        self._held_until = multiprocessing.Value(ctypes.c_double, 0.0)
+        self.generation = 0
+        """Changes with the snapshot. Even: complete, or empty at 0. Odd: being written. Readers compare it before and
+        after reading."""
+
+        self._manifest: StateManifest | None = None
+        self._held_until = 0.0
         self._verified: tuple[int, dict[int, str]] = (0, {})
 
     @property
@@ -54,30 +48,21 @@ class StateSnapshot:
         """Bytes of all tensors."""
         return sum(spec.num_bytes for spec in self.layout)
 
-    @property
-    def generation(self) -> int:
-        """A number that changes with the snapshot; even while it is complete, 0 before the first one."""
-        return self._generation.value
-
     def manifest(self) -> StateManifest | None:
         """Return the manifest of the snapshot, or None while there is none or it is being written."""
-        before = self.generation
-        text = self._manifest[: self._manifest_bytes.value]
-        if before == 0 or before % 2 or self.generation != before:
-            return None
-        return StateManifest.decode(text)
+        return self._manifest
 
     def hold(self, seconds: float) -> None:
         """Ask the writer to keep the snapshot for this many seconds from now: somebody is reading it.
 
         The last call counts: a reader that is done asks for less, and one that is not asks again with every chunk.
         """
-        self._held_until.value = time.monotonic() + seconds
+        self._held_until = time.monotonic() + seconds
 
     @property
     def is_held(self) -> bool:
         """Whether a reader has asked for the snapshot to stay."""
-        return time.monotonic() < self._held_until.value
+        return time.monotonic() < self._held_until
 
     @property
     def verified(self) -> dict[int, str]:
@@ -89,7 +74,8 @@ class StateSnapshot:
     def begin(self) -> None:
         """Start writing; the previous snapshot is gone."""
         if self.generation % 2 == 0:
-            self._generation.value += 1
+            self._manifest = None
+            self.generation += 1
 
     def fill(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Copy a state, which must not change meanwhile."""
@@ -105,17 +91,15 @@ class StateSnapshot:
         for spec in self.layout:
             if not is_finite(self.tensors[spec.name]):
                 raise ValueError(f"{spec.name} of the state of epoch {epoch} is not finite; it is not offered.")
-        manifest = make_manifest(self._swarm_id, epoch, self.layout, [self.hash(spec) for spec in self.layout])
+        manifest = make_manifest(self.swarm_id, epoch, self.layout, [self.hash(spec) for spec in self.layout])
         self.complete(manifest)
         return manifest
 
     def complete(self, manifest: StateManifest) -> None:
         """Offer the written state under a manifest that is known to be correct."""
         assert self.generation % 2 == 1, "nothing was written"
-        text = manifest.encode()
-        self._manifest[: len(text)] = text
-        self._manifest_bytes.value = len(text)
-        self._generation.value += 1
+        self.generation += 1
+        self._manifest = manifest
 
     def hash(self, spec: TensorSpec) -> str:
         """Return the current hash of a tensor."""
@@ -125,11 +109,11 @@ class StateSnapshot:
         """Return the bytes of a tensor, for writing too."""
         return self._bytes[spec.offset : spec.offset + spec.num_bytes]
 
-    def read(self, generation: int, spec: TensorSpec) -> Iterator[bytes]:
+    def read(self, generation: int, spec: TensorSpec) -> Iterator[bytearray]:
         """Yield the bytes of a tensor in chunks; fewer if the snapshot is no longer that of `generation`."""
         memory = self.memory(spec)
         for start in range(0, spec.num_bytes, CHUNK_BYTES):
-            chunk = bytes(memory[start : start + CHUNK_BYTES])
+            chunk = bytearray(memory[start : start + CHUNK_BYTES])
             if self.generation != generation:
                 return
             yield chunk

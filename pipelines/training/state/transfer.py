@@ -16,13 +16,13 @@ from typing import Protocol
 from pipelines.swarm.peer_records import StateRecord
 from pipelines.swarm.records import SwarmRecords
 from pipelines.training.state.anchors import Anchorage, AnchorWatch, is_contradicted
-from pipelines.training.state.averager import SwarmStateAverager
 from pipelines.training.state.download import (
     DonorReport,
     DownloadLimits,
     StateDownloadError,
     StateRefusedError,
 )
+from pipelines.training.state.exchange import StateExchange
 from pipelines.training.state.survey import StateSurvey
 from pipelines.training.state.votes import VoteResult, count_votes, donors_in_turn, electorate
 
@@ -120,11 +120,11 @@ class Witnesses(Protocol):
 
 
 class StateTransfer:
-    """Downloads the state from others and offers it to others. `close` it before the averager is shut down."""
+    """Downloads the state from others and offers it to others; `close` it and its exchange at the end."""
 
     def __init__(
         self,
-        averager: SwarmStateAverager,
+        exchange: StateExchange,
         records: SwarmRecords,
         limits: TransferLimits,
         witnesses: Witnesses,
@@ -132,8 +132,8 @@ class StateTransfer:
     ) -> None:
         """`witnesses` are those whose votes this peer takes, `anchors` those whose signature it takes."""
         self._witnesses, self._anchors = witnesses, anchors
-        self._averager, self._records, self._limits = averager, records, limits
-        self._peer_id = averager.peer_id.to_base58()
+        self.exchange, self._state, self._records, self._limits = exchange, exchange.state, records, limits
+        self._peer_id = exchange.peer_id.to_base58()
         self._generator = random.Random()  # specific to this peer: newcomers arriving together spread over the donors
         self._stop = threading.Event()
         self.is_to_stop: Callable[[], bool] = self._stop.is_set
@@ -165,7 +165,7 @@ class StateTransfer:
 
     def look(self) -> StateSurvey:
         """Return what the swarm's records say now about its training state."""
-        own = self._averager.peer_id.to_bytes()
+        own = self.exchange.peer_id.to_bytes()
         epochs = {key: int(held.epoch) for key, held in self._records.progress().items() if held.peer_id != own}
         seen, witnesses = self.look_at_anchors(), self._witnesses
         oldest = self.reached_epoch if seen.present is None else 0
@@ -230,29 +230,29 @@ class StateTransfer:
             self._witnesses.meet([c.peer_id for c in self._records.states().values() if c.digest == verdict.digest])
             self.last_taken = TakenState(verdict=verdict, report=report, seconds=time.monotonic() - started)
             return self.last_taken
-        self._averager.state_changed.set()  # the earlier snapshot may have been partly overwritten: copy again
+        self._state.changed.set()  # the earlier snapshot may have been partly overwritten: copy again
         return None
 
     def share(self) -> None:
         """Offer the state from now on; call it once this peer is known to be in step with the swarm."""
-        if not self._averager.client_mode:
-            self._averager.allow_state_sharing = True
+        self.exchange.share()
         if self._thread is None:
-            self._averager.state_changed.set()
+            self._state.changed.set()
             self._thread = threading.Thread(target=self._keep_offering, name="state transfer", daemon=True)
             self._thread.start()
 
     def close(self) -> None:
-        """Stop offering the state."""
+        """Stop offering the state, and answering others."""
         self._stop.set()
-        self._averager.state_changed.set()
+        self._state.changed.set()
         if self._thread is not None:
             self._thread.join()
+        self.exchange.close()
 
     def _download(self, verdict: VoteResult, donors: list[str], seconds: float, show: ShowProgress) -> DonorReport:
         if verdict.outvoted:
             logger.warning("Downloading the state of %s; outvoted: %s", verdict, ", ".join(verdict.outvoted))
-        return self._averager.download(
+        return self.exchange.download(
             digest=verdict.digest,
             epoch=verdict.epoch,
             donors=donors,
@@ -280,14 +280,14 @@ class StateTransfer:
     def _keep_offering(self) -> None:
         """Snapshot, hash and sign the state after every step; renew the record and judge the state in between."""
         while not self._stop.is_set():
-            changed = self._averager.state_changed.wait(self._seconds_to_next_look())
+            changed = self._state.changed.wait(self._seconds_to_next_look())
             if self._stop.is_set():
                 return
             try:
                 if changed and not self._may_replace_snapshot():
                     self._stop.wait(SECONDS_BETWEEN_LOOKS)
                     continue
-                self._averager.state_changed.clear()
+                self._state.changed.clear()
                 if changed or self._seconds_to_renewal() <= 0:
                     self._offer()
                 if not (changed or self.is_judged):
@@ -297,7 +297,7 @@ class StateTransfer:
 
     def _may_replace_snapshot(self) -> bool:
         is_old = time.monotonic() - self._sealed_at > self._limits.longest_hold_seconds
-        return is_old or not self._averager.snapshot.is_held
+        return is_old or not self._state.snapshot.is_held
 
     def _seconds_to_renewal(self) -> float:
         return self._renewed_at + self._limits.record_seconds / 3 - time.monotonic()
@@ -308,11 +308,11 @@ class StateTransfer:
 
     def _offer(self) -> None:
         self._renewed_at = time.monotonic()
-        if self._averager.snapshot_is_current:
-            manifest = self._averager.snapshot.manifest()
+        if self._state.snapshot_is_current:
+            manifest = self._state.snapshot.manifest()
         else:
             self.is_judged = False
-            manifest = self._averager.take_snapshot()
+            manifest = self._state.take_snapshot()
             self._sealed_at = time.monotonic()
         if manifest is None:
             return
@@ -320,13 +320,13 @@ class StateTransfer:
             peer_id=self._peer_id,
             epoch=manifest.epoch,
             digest=manifest.digest,
-            shares=self._averager.allow_state_sharing,
+            shares=self.exchange.shares,
         )
         self._records.publish_state(record, self._limits.record_seconds)
 
     def _judge(self) -> None:
         """Learn, once in an epoch, whether the anchor, or those whom this peer believes, have the same state of it."""
-        own, claims, seen = self._averager.snapshot.manifest(), self._records.states(), self.look_at_anchors()
+        own, claims, seen = self._state.snapshot.manifest(), self._records.states(), self.look_at_anchors()
         voters = electorate(claims, self._records.trainers(), self._believes, believes_strangers=False)
         if own is None or (seen.present is None and not voters):
             return

@@ -10,14 +10,14 @@ import torch
 
 from pipelines.child_watch import ChildWatch, wait_until_started
 from pipelines.swarm.records import SwarmRecords
-from pipelines.training.averaging.averager import RobustAverager
 from pipelines.training.averaging.group.time_limits import RoundTimes
 from pipelines.training.averaging.wire.codec import averaging_compression, check_codec
 from pipelines.training.gradients.epoch_listener import EpochListener
 from pipelines.training.optimizers.choice import OptimizerParts, gradient_momentum, optimizer_parts
 from pipelines.training.run.training_run import TrainingRun
 from pipelines.training.state.anchors import AnchorKeys, AnchorWatch
-from pipelines.training.state.averager import SwarmStateAverager
+from pipelines.training.state.exchange import StateExchange
+from pipelines.training.state.training_state import TrainingState
 from pipelines.training.state.transfer import StateTransfer
 from pipelines.training.swarm_optimizer.acquaintances import Acquaintances
 from pipelines.training.swarm_optimizer.epoch_end import EpochParts
@@ -26,7 +26,6 @@ from pipelines.training.swarm_optimizer.gradient_averager import SwarmGradientAv
 from pipelines.training.swarm_optimizer.hivemind_options import (
     averager_options,
     chunk_timeout,
-    make_state_averager,
     tracker_options,
     transfer_limits,
     upload_options,
@@ -40,7 +39,6 @@ LISTENER: Mapping[str, Any] = dict(auxiliary=True, bandwidth=0.0, reuse_grad_buf
 """Options of a gradient averager that sends nothing, and reduces nothing unless its division lets it help; see
 `TrustedAllReduceRunner`."""
 
-STATE_PROCESS = "The process of hivemind that serves the training state"
 GRADIENTS_PROCESS = "The process of hivemind that averages gradients"
 
 
@@ -61,11 +59,11 @@ def make_optimizer(
     stepping: OptimizerParts | None = None,
     verbose: bool = False,
 ) -> SwarmOptimizer:
-    """Start what the run's settings ask for: a tracker, the averager of the state, that of gradients.
+    """Start what the run's settings ask for: a tracker, the averager of gradients, the exchange of states.
 
     `anchor_keys` returns the public keys of the run's anchors, in order; `own_anchor_key` is this peer's, if it is one.
     `listens`: it takes part in rounds without a gradient, sends nothing, and reduces nothing, except where it
-    `may_help` and its link makes the rounds shorter. `children` watches the processes that are started.
+    `may_help` and its link makes the rounds shorter. `children` watches the process that is started.
     `stepping` has the parts of what steps the shared state; by default the run's settings say which.
     `gradient_averager_type` averages densely in place of what the settings ask for.
     """
@@ -77,18 +75,7 @@ def make_optimizer(
         acquaintances.vouch(frozenset())  # until the anchors have been heard
     new_tracker = partial(_start_tracker, run, dht, records, acquaintances, level, listens)
     options = _averager_options(run, dht, bandwidth_limit_mbit)
-    state = make_state_averager(
-        SwarmStateAverager,
-        dht=dht,
-        admission=records.admissions.admission,
-        run_id=run.swarm_id,
-        matchmaking_seconds=run.matchmaking_seconds,
-        status_loglevel=level,
-        start=False,
-        **(stepping or optimizer_parts(run, model)),
-        **options,
-    )
-    _start(state, STATE_PROCESS, children)
+    state = TrainingState(run.swarm_id, **(stepping or optimizer_parts(run, model)))
     reduction = Reduction(run, gradient_averager_type) if gradient_averager_type else reduction_of(run)
     gradients = reduction.averager(
         parameters=state.main_parameters,
@@ -103,7 +90,16 @@ def make_optimizer(
         may_help=may_help,
         **(options | (LISTENER if listens else {})),
     )
-    _start(gradients, GRADIENTS_PROCESS, children)
+    gradients.run_in_background(await_ready=False)
+    wait_until_started(gradients, GRADIENTS_PROCESS)
+    children.add(gradients.pid, GRADIENTS_PROCESS)
+    exchange = StateExchange(
+        state,
+        dht,
+        run.swarm_id,
+        admission=records.admissions.admission,
+        upload_limit=options.get("upload_limit"),
+    )
     step_along_averaged_gradients(state, gradients)
     gathering = SummedGradients(gradients) if listens else reduction.gathering(model, gradients, state)
     tracker = new_tracker()  # when nothing can fail any more: its thread would go on
@@ -115,7 +111,7 @@ def make_optimizer(
         gradients=gradients,
         gathering=gathering,
         records=records,
-        transfer=StateTransfer(state, records, transfer_limits(run), acquaintances, anchors),
+        transfer=StateTransfer(exchange, records, transfer_limits(run), acquaintances, anchors),
         round_times=_round_times(run, reduction),
         acquaintances=acquaintances,
         anchors=anchors,
@@ -123,12 +119,6 @@ def make_optimizer(
         listens=listens,
     )
     return SwarmOptimizer(parts, new_tracker, children)
-
-
-def _start(averager: RobustAverager, name: str, children: ChildWatch) -> None:
-    averager.run_in_background(await_ready=False)
-    wait_until_started(averager, name)
-    children.add(averager.pid, name)
 
 
 def _start_tracker(
@@ -155,7 +145,7 @@ def _start_tracker(
 
 
 def _averager_options(run: TrainingRun, dht: hivemind.DHT, bandwidth_limit_mbit: float | None) -> dict[str, Any]:
-    """Return the options of both averagers of a training peer."""
+    """Return the options of a training peer's averager."""
     return dict(
         averager_options(run),
         **upload_options(bandwidth_limit_mbit),
@@ -164,11 +154,11 @@ def _averager_options(run: TrainingRun, dht: hivemind.DHT, bandwidth_limit_mbit:
         next_chunk_timeout=chunk_timeout(run),
         shutdown_timeout=SECONDS_TO_SHUT_DOWN,
         client_mode=dht.client_mode,
-        allow_state_sharing=False,  # only once the peer is known to be in step
+        allow_state_sharing=False,  # of gradients
     )
 
 
-def step_along_averaged_gradients(state: SwarmStateAverager, gradients: SwarmGradientAverager) -> None:
+def step_along_averaged_gradients(state: TrainingState, gradients: SwarmGradientAverager) -> None:
     """Make the optimizer's gradients the averaged tensors: nothing is copied between the two."""
     with gradients.get_tensors() as averaged:
         for parameter, gradient in zip(state.optimized_parameters, averaged, strict=True):

@@ -6,7 +6,6 @@ are gathered.
 """
 
 import asyncio
-import concurrent.futures
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from pipelines.training.averaging.group.time_limits import RoundTimes
 from pipelines.training.gradients.epoch_listener import EpochListener
 from pipelines.training.run.training_run import TrainingRun
 from pipelines.training.state.anchors import AnchorWatch
-from pipelines.training.state.averager import SwarmStateAverager
+from pipelines.training.state.training_state import TrainingState
 from pipelines.training.state.transfer import StateTransfer
 from pipelines.training.swarm_optimizer.acquaintances import Acquaintances
 from pipelines.training.swarm_optimizer.gathering import Gathering
@@ -48,7 +47,7 @@ class EpochParts:
     tracker: SwarmProgressTracker
     """Replaced after a pause."""
 
-    state: SwarmStateAverager
+    state: TrainingState
     gradients: SwarmGradientAverager
     gathering: Gathering
     records: SwarmRecords
@@ -97,7 +96,7 @@ def end_epoch(parts: EpochParts) -> None:
         finish_delayed_round(parts)
     with tracker.pause_updates():
         if run.delay_optimizer_step:
-            state.step(wait_for_delayed_updates=True)
+            state.wait_for_updates()
         parts.gathering.finish(parts.epoch)
         for listener in parts.listeners:
             listener.round_began()
@@ -112,12 +111,7 @@ def end_epoch(parts: EpochParts) -> None:
             end_without_step(parts)
             return
         # The optimizer reads the averager's tensors: their current values, or those after `has_average`.
-        state.step(
-            increment_epoch=True,
-            wait_for_trigger=has_average,
-            optimizer_step=True,
-            delay_optimizer_step=run.delay_optimizer_step,
-        )
+        state.step(has_average, in_background=run.delay_optimizer_step)
         tracker.update_epoch(new_epoch=parts.epoch)
         parts.gradients.reset_accumulated_grads_()
 
@@ -218,12 +212,12 @@ def note_failure(parts: EpochParts) -> None:
 
 
 def finish_delayed_round(parts: EpochParts) -> None:
-    """Wait until the last epoch's round is over, here and at the other peers; hivemind waits only for a while.
+    """Wait until the last epoch's round is over, here and at the other peers.
 
     Raises:
         MissedRoundError: the others have had it, and this peer has not.
     """
-    concurrent.futures.wait(parts.state.pending_updates)  # each has its own time-outs
+    parts.state.wait_for_updates()  # each has its own time-outs
     if parts.scheduled is not None and parts.scheduled.triggered:
         leave(parts)
     if parts.has_missed_round:

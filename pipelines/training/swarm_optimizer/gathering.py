@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 
 from pipelines.training.run.training_run import TrainingRun
-from pipelines.training.state.averager import SwarmStateAverager
+from pipelines.training.state.training_state import TrainingState
 from pipelines.training.swarm_optimizer.gradient_averager import SwarmGradientAverager
 from pipelines.training.swarm_optimizer.inner_steps import InnerSteps
 
@@ -74,11 +74,11 @@ class SummedGradients:
 class LocalSteps:
     """Inner steps of `inner_batch_size` samples; the progress since the last synchronisation is averaged.
 
-    The model's parameters are this peer's own; those of the swarm are in the state averager.
+    The model's parameters are this peer's own; those of the swarm are in the training state.
     """
 
     def __init__(
-        self, run: TrainingRun, model: torch.nn.Module, averager: SwarmGradientAverager, state: SwarmStateAverager
+        self, run: TrainingRun, model: torch.nn.Module, averager: SwarmGradientAverager, state: TrainingState
     ) -> None:
         self._run, self._averager, self._state = run, averager, state
         self._num_samples = 0

@@ -3,50 +3,20 @@
 Training peers and the auxiliary peer build their averagers with these same functions, so that they are compatible.
 """
 
-from typing import Any, TypeVar
+from typing import Any
 
-import hivemind
-
-from pipelines.admission.client import PeerAdmission
 from pipelines.swarm.upload_limit import UploadLimit
 from pipelines.training.averaging.reduce.robust_aggregation import AggregationRule
 from pipelines.training.run.training_run import TrainingRun
-from pipelines.training.state.averager import SwarmStateAverager
 from pipelines.training.state.download import DownloadLimits
 from pipelines.training.state.transfer import TransferLimits
 
 REQUEST_SHARE = 0.4
 """Share of the matchmaking time in which a request must be answered: there is time for two."""
 
-StateAverager = TypeVar("StateAverager", bound=SwarmStateAverager)
-
-
-def make_state_averager(
-    kind: type[StateAverager],
-    *,
-    dht: hivemind.DHT,
-    admission: PeerAdmission | None,
-    run_id: str,
-    matchmaking_seconds: float,
-    start: bool = True,
-    **kwargs: Any,
-) -> StateAverager:
-    """Build, and start, the averager of the training state; trainers and the auxiliary peer must build it alike."""
-    return kind(
-        dht=dht,
-        admission=admission,
-        prefix=f"{run_id}_state_averager",
-        min_matchmaking_time=matchmaking_seconds,
-        offload_optimizer=True,
-        custom_gradients=True,
-        initialize_optimizer=False,  # by a step, which would also decay the weights
-        start=start,
-        **kwargs,
-    )
-
 
 def averager_options(run: TrainingRun) -> dict[str, Any]:
-    """Return the options of both averagers; a request must fit twice into the matchmaking time."""
+    """Return the options of averagers; a request must fit twice into the matchmaking time."""
     return dict(
         request_timeout=min(5.0, REQUEST_SHARE * run.matchmaking_seconds),
         min_group_size=2,

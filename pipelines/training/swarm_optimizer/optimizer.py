@@ -82,10 +82,10 @@ class SwarmOptimizer:
     def __init__(
         self, parts: EpochParts, new_tracker: Callable[[], SwarmProgressTracker], children: ChildWatch
     ) -> None:
-        """`new_tracker` starts another tracker, after a pause; `children` watches the averagers' processes."""
+        """`new_tracker` starts another tracker, after a pause; `children` watches the averager's process."""
         self._parts, self._new_tracker, self._children = parts, new_tracker, children
         self.run = parts.run
-        self.state_averager, self.grad_averager = parts.state, parts.gradients
+        self.state, self.grad_averager = parts.state, parts.gradients
         self.state_transfer = parts.transfer
         self.num_refused_gradients = self.num_failed_loads = 0
         self.last_gradient_was_used = False
@@ -131,7 +131,7 @@ class SwarmOptimizer:
 
     def zero_grad(self) -> None:
         """Clear the model's gradients; what was gathered is kept."""
-        for parameter in self.state_averager.main_parameters:
+        for parameter in self.state.main_parameters:
             parameter.grad = None
 
     def step(self, batch_size: int, batch: NamedBatch | None = None) -> None:
@@ -143,7 +143,7 @@ class SwarmOptimizer:
         was computed with an outdated state; the swarm's newer state is downloaded then.
         """
         self.last_gradient_was_used = False
-        model_epoch = self.state_averager.model_epoch  # of the parameters that the gradient belongs to
+        model_epoch = self.state.model_epoch  # of the parameters that the gradient belongs to
         self._note_progress()
         if self.is_out_of_step:
             self.load_state_from_peers()
@@ -198,7 +198,7 @@ class SwarmOptimizer:
             leave(self._parts)
             self.wait_for_updates()
             # With delayed averaging its epoch may be ahead of its state, which lacks that round's step.
-            self.state_averager.take_part_in(self.state_averager.state_epoch)
+            self.state.take_part_in(self.state.state_epoch)
             self._parts.has_missed_round = False
             self.begin_epoch()
 
@@ -207,7 +207,7 @@ class SwarmOptimizer:
         self._parts.round_times.note(newest.num_rounds, newest.seconds)
         self._parts.acquaintances.note_round(newest.num_rounds, newest.senders)
         self._parts.records.keep_places(self._parts.acquaintances.names)
-        self.state_averager.step(apply_delayed_updates=True)  # those that have ended in the background
+        self.state.apply_updates()  # those that have ended in the background
 
     @property
     def is_out_of_step(self) -> bool:
@@ -231,7 +231,7 @@ class SwarmOptimizer:
 
     def wait_for_updates(self) -> None:
         """Wait for background steps and rounds, and apply their results."""
-        self.state_averager.step(wait_for_delayed_updates=True)
+        self.state.wait_for_updates(self.run.averaging_timeout_seconds / 2)
 
     def suspend(self) -> int:
         """Suspend: leave the swarm's count and its rounds; return the samples of this epoch that are lost.
@@ -265,7 +265,7 @@ class SwarmOptimizer:
         Raises:
             OutOfStepError: this has failed repeatedly.
         """
-        parts, state = self._parts, self.state_averager
+        parts, state = self._parts, self.state
         leave(parts)
         self.wait_for_updates()
         first_epoch = self.local_epoch
@@ -289,7 +289,7 @@ class SwarmOptimizer:
     def _fetch_state(self, show: ShowProgress | None) -> None:
         for _ in range(NUM_LOADS_TO_CATCH_UP):
             # An anchor that returns to an earlier state outvotes this peer, too.
-            at_least = 0 if self.state_transfer.is_outvoted else self.state_averager.state_epoch + 1
+            at_least = 0 if self.state_transfer.is_outvoted else self.state.state_epoch + 1
             # Others may have announced it before the tracker polls again, and before they offer it.
             taken = self.state_transfer.fetch(
                 at_least=at_least, wanted=max(at_least, self.tracker.global_epoch), show=show
@@ -343,6 +343,6 @@ class SwarmOptimizer:
         self.tracker.shutdown(SECONDS_TO_SHUT_DOWN)
         self.wait_for_updates()
         leave(self._parts)
-        self._children.forget(self.state_averager.pid, self.grad_averager.pid)
-        self.state_averager.shutdown()
+        self.state.close()
+        self._children.forget(self.grad_averager.pid)
         self.grad_averager.shutdown()

@@ -11,7 +11,7 @@ import torch
 from pipelines.training.averaging.checks import Checks
 from pipelines.training.averaging.division import Division
 from pipelines.training.run.training_run import TrainingRun
-from pipelines.training.state.averager import SwarmStateAverager
+from pipelines.training.state.training_state import TrainingState
 from pipelines.training.swarm_optimizer.gathering import Gathering, LocalSteps, SummedGradients
 from pipelines.training.swarm_optimizer.gradient_averager import SwarmGradientAverager
 
@@ -45,7 +45,7 @@ class Reduction:
         features = dict(new_division=division, checks_type=_feature_or(Checks, ROUND_CHECKS))
         return self._averager_type(**(features | options))
 
-    def gathering(self, model: torch.nn.Module, averager: Any, state: SwarmStateAverager) -> Gathering:
+    def gathering(self, model: torch.nn.Module, averager: Any, state: TrainingState) -> Gathering:
         """Return what a peer that trains does between two rounds of this averager."""
         if self._run.local_steps == 1:
             return SummedGradients(averager)

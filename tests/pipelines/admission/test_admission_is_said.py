@@ -23,7 +23,7 @@ from pipelines.admission.record_owners import AdmissionRecords
 from pipelines.admission.tokens import issue_token, public_text
 from pipelines.swarm.records import SwarmRecords
 from pipelines.training.run.door import door_of
-from pipelines.training.state.averager import SwarmStateAverager
+from pipelines.training.state.exchange import StateExchange
 from pipelines.training.swarm_optimizer.acquaintances import Acquaintances
 from pipelines.training.swarm_optimizer.gradient_averager import SwarmGradientAverager
 from pipelines.training.swarm_optimizer.progress_tracking import SwarmProgressTracker
@@ -58,13 +58,6 @@ def gradient_averager(dht, start=False, **options):
     )
 
 
-def state_averager(dht, **options):
-    parameter = torch.nn.Parameter(torch.zeros(3))
-    return SwarmStateAverager(
-        dht=dht, prefix="said_state", optimizer=torch.optim.SGD, params=[parameter], start=False, **options
-    )
-
-
 @pytest.mark.parametrize(
     "build",
     [
@@ -75,7 +68,7 @@ def state_averager(dht, **options):
             dht=dht, prefix="run", acquaintances=Acquaintances(), target_batch_size=1, start=False
         ),
         gradient_averager,
-        state_averager,
+        lambda dht: StateExchange(None, dht, "said"),
     ],
     ids=["node", "admissions", "records", "tracker", "gradients", "state"],
 )

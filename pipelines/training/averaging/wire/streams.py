@@ -9,11 +9,9 @@ which can tell which message is the last, has closed the stream.
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from hivemind.p2p import P2PDaemonError
-from hivemind.p2p.servicer import StubBase
-from hivemind.proto import averaging_pb2
 
 logger = logging.getLogger(__name__)
 
@@ -124,47 +122,3 @@ async def held_back(answers: AsyncIterator[Message], until: asyncio.Event) -> As
         await collecting
     finally:
         collecting.cancel()
-
-
-async def with_farewell(
-    messages: AsyncIterable[averaging_pb2.DownloadData],
-) -> AsyncGenerator[averaging_pb2.DownloadData, None]:
-    """Yield all parts of a state, then an empty one as the end marker."""
-    async for message in messages:
-        yield message
-    yield averaging_pb2.DownloadData()
-
-
-async def until_farewell(
-    stream: AsyncGenerator[averaging_pb2.DownloadData, None],
-) -> AsyncGenerator[averaging_pb2.DownloadData, None]:
-    """Yield the parts of a state and close the stream.
-
-    Raises:
-        ConnectionError: the stream ended without the end marker, so parts may be missing.
-    """
-    try:
-        async for message in stream:
-            if message == averaging_pb2.DownloadData():
-                return
-            yield message
-        raise ConnectionError("The donor's stream ended before the whole state had arrived.")
-    finally:
-        await stream.aclose()
-
-
-class ReadingStub:
-    """A hivemind stub with one stream read by our function; all else is the stub's."""
-
-    def __init__(self, stub: StubBase, method: str, read: Callable[[AsyncGenerator], AsyncIterator]) -> None:
-        self._stub, self._method, self._read = stub, method, read
-
-    def __getattr__(self, name: str) -> Any:
-        call = getattr(self._stub, name)
-        if name != self._method:
-            return call
-
-        async def call_and_read(*args: Any, **kwargs: Any) -> AsyncIterator:
-            return self._read(await call(*args, **kwargs))
-
-        return call_and_read

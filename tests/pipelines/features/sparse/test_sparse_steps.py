@@ -11,8 +11,8 @@ from pipelines.features.sparse.averager import SparseGradientAverager
 from pipelines.features.sparse.mean import mean
 from pipelines.features.sparse.reduction import SparseLocalSteps
 from pipelines.training.optimizers.choice import optimizer_parts
-from pipelines.training.state.averager import SwarmStateAverager
 from pipelines.training.state.checkpoint_tensors import RunState, load_training_state, save_training_state
+from pipelines.training.state.training_state import TrainingState
 from pipelines.training.swarm_optimizer.reduction import reduction_of
 
 RUN = tiny_run(
@@ -34,10 +34,7 @@ class Peer:
     def __init__(self, dht):
         self.model = Model()
         common = dict(dht=dht, admission=None, start=False, min_matchmaking_time=1.0)
-        self.state = SwarmStateAverager(
-            prefix="sparse_state", offload_optimizer=True, custom_gradients=True, **common,
-            **optimizer_parts(RUN, self.model),
-        )  # fmt: skip
+        self.state = TrainingState("sparse", **optimizer_parts(RUN, self.model))
         self.averager = reduction_of(RUN).averager(
             parameters=self.state.main_parameters, prefix="sparse", keeps_own_gradient=True, **common,
             next_chunk_timeout=7.0, allreduce_timeout=40.0,

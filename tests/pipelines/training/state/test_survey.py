@@ -154,7 +154,7 @@ class Claims:
 def newcomer(records, keys=()):
     own = SimpleNamespace(to_base58=lambda: "me", to_bytes=lambda: b"me")
     anchors = AnchorWatch(records, "birds", lambda: keys, clock=lambda: 1000.0)
-    return StateTransfer(SimpleNamespace(peer_id=own), records, None, Acquaintances(), anchors)
+    return StateTransfer(SimpleNamespace(peer_id=own, state=None), records, None, Acquaintances(), anchors)
 
 
 def test_a_newcomer_takes_no_state_from_before_the_newest_signed_checkpoint_however_many_name_it():
