@@ -27,7 +27,6 @@ class PrintableConsole(Console):
         super().__init__(**{"markup": False, **how})
 
     def status(self, status: RenderableType, **how: Any) -> Status:
-        """See `Console.status`."""
         return PrintableStatus(_literal(status), console=self, **how)
 
     def render_str(self, text: str, **how: Any) -> Text:
@@ -35,7 +34,6 @@ class PrintableConsole(Console):
         return super().render_str(printable(text), **how)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """See `Console.render`."""
         if isinstance(renderable, Text) and "\n" in renderable.plain:
             renderable = renderable.copy()
             renderable.plain = renderable.plain.replace("\n", " ")
@@ -48,7 +46,6 @@ class PrintableStatus(Status):
     """A line of state in which brackets are no markup."""
 
     def update(self, status: RenderableType | None = None, **how: Any) -> None:
-        """See `Status.update`."""
         super().update(_literal(status), **how)
 
 
@@ -60,7 +57,6 @@ class MakesPrintable(Highlighter):
     """Makes the text of a bar printable before it is measured."""
 
     def highlight(self, text: Text) -> None:
-        """See `Highlighter.highlight`."""
         text.plain = printable(text.plain)
 
 

@@ -21,17 +21,14 @@ class ProgressInLines(Progress):
         self._is_transient = transient
 
     def update(self, task_id: TaskID, **changes: Any) -> None:
-        """See `Progress.update`."""
         super().update(task_id, **changes)
         self._print_when_due(task_id)
 
     def advance(self, task_id: TaskID, advance: float = 1) -> None:
-        """See `Progress.advance`."""
         super().advance(task_id, advance)
         self._print_when_due(task_id)
 
     def stop(self) -> None:
-        """See `Progress.stop`."""
         self.live.stop()
         if self._tells_end:
             self._tells_end = False

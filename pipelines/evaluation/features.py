@@ -33,19 +33,18 @@ class FeatureExtractor(Protocol):
 
 
 @dataclass
-class ClipFeatures:
+class ClipFeatures(FeatureExtractor):
     """Unit embeddings of a CLIP's picture side."""
 
     clip: ClipReranker
     name: str = CLIP
 
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
-        """See `FeatureExtractor`."""
         return self.clip.image_embeddings(images).float()
 
 
 @dataclass
-class InceptionFeatures:
+class InceptionFeatures(FeatureExtractor):
     """The 2,048 pooled features of the Inception that FID is defined with."""
 
     weights: str | None
@@ -60,11 +59,10 @@ class InceptionFeatures:
 
     @torch.inference_mode()
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
-        """See `FeatureExtractor`."""
         return self._model((images * 255).round().to(self.device, torch.uint8))[0].float()
 
 
-class TransformersFeatures:
+class TransformersFeatures(FeatureExtractor):
     """The pooled output of a picture model of transformers."""
 
     def __init__(self, place: str, device: torch.device) -> None:
@@ -79,7 +77,6 @@ class TransformersFeatures:
 
     @torch.inference_mode()
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
-        """See `FeatureExtractor`."""
         rounded = [vision.to_pil_image(image.cpu()) for image in images.clamp(0, 1)]
         pixels = self._processor(images=rounded, return_tensors="pt")["pixel_values"]
         output = self._model(pixel_values=pixels.to(self._model.device))

@@ -14,22 +14,12 @@ from fastapi.responses import FileResponse, JSONResponse
 
 from ..protocol.client_paths import check_path_in_repository
 from ..protocol.hub_error import bad_request, entry_not_found
-from ..store.accounts import Caller
 from ..store.history import resolve_revision
 from ..store.lfs_files import is_deleted
-from ..store.repositories import readable_repository, writable_repository
 from ..store.storage import HubStorage
 from ..store.trees import find_entry, list_tree, paths_info, with_last_commits
 from .cards import CardError, front_matter
-from .request_parts import (
-    Address,
-    CallerOf,
-    Decoded,
-    JsonObject,
-    RepositoryAddress,
-    Storage,
-    page_address,
-)
+from .request_parts import AccessOf, Decoded, JsonObject
 
 router = APIRouter()
 API = "/api/{kind}/{namespace}/{name}"
@@ -46,11 +36,9 @@ SHOWN_TYPES = frozenset({"image/png", "image/jpeg", "image/webp", "image/gif"})
 @router.get(API + "/tree/{revision}")
 @router.get(API + "/tree/{revision}/{path:path}")
 def tree(
-    address: Address,
+    access: AccessOf,
     revision: Decoded,
     request: Request,
-    caller: CallerOf,
-    storage: Storage,
     path: Decoded = "",
     recursive: bool = False,
     expand: bool = False,
@@ -59,8 +47,8 @@ def tree(
 ) -> JSONResponse:
     """List a folder, a page at a time; EntryNotFound for a folder that is not there."""
     limit = min(max(1, limit), ITEMS_PER_PAGE)
-    with storage.database.reading() as connection:
-        commit = _commit(connection, caller, address, revision)
+    with access.reading() as (connection, repository):
+        commit = resolve_revision(connection, repository, revision)
         items = list_tree(connection, commit, path.strip("/"), recursive=recursive)
         following = [item for item in items if item["path"] > cursor]
         page = with_last_commits(connection, following[:limit], expand=expand)
@@ -77,30 +65,23 @@ async def paths_form(request: Request) -> dict:
 
 
 @router.post(API + "/paths-info/{revision}")
-def paths(
-    form: Annotated[dict, Depends(paths_form)],
-    address: Address,
-    revision: Decoded,
-    caller: CallerOf,
-    storage: Storage,
-) -> JSONResponse:
+def paths(form: Annotated[dict, Depends(paths_form)], access: AccessOf, revision: Decoded) -> JSONResponse:
     """Describe the files and folders at the given paths, leaving out what is not there."""
-    with storage.database.reading() as connection:
-        commit = _commit(connection, caller, address, revision)
+    with access.reading() as (connection, repository):
+        commit = resolve_revision(connection, repository, revision)
         found = paths_info(connection, commit, form["paths"])
         return JSONResponse(with_last_commits(connection, found, expand=form["expand"].lower() == "true"))
 
 
 @router.post(API + "/preupload/{revision}")
-def preupload(payload: JsonObject, address: Address, revision: Decoded, caller: CallerOf, storage: Storage) -> dict:
+def preupload(payload: JsonObject, access: AccessOf, revision: Decoded) -> dict:
     """Say for each file whether it goes inside the commit or through LFS, and what the repository has there now."""
     files = payload.get("files")
     if not isinstance(files, list) or not all(isinstance(file, dict) for file in files):
         raise bad_request("preupload needs a list of files")
-    with storage.database.reading() as connection:
-        repository = writable_repository(connection, caller, address.type, address.full_name, action="upload to")
+    with access.reading("upload to") as (connection, repository):
         commit = resolve_revision(connection, repository, revision)
-        ignore = payload.get("gitIgnore") or _stored_gitignore(connection, storage, commit)
+        ignore = payload.get("gitIgnore") or _stored_gitignore(connection, access.storage, commit)
         return {"files": [_upload_mode(connection, commit, file, ignore) for file in files]}
 
 
@@ -117,41 +98,16 @@ def validate_yaml(payload: JsonObject) -> JSONResponse:
 
 @router.api_route("/datasets/{namespace}/{name}/resolve/{revision}/{path:path}", methods=["GET", "HEAD"])
 @router.api_route("/datasets/{namespace}/{name}/raw/{revision}/{path:path}", methods=["GET", "HEAD"])
-def dataset_file(
-    namespace: str, name: str, revision: Decoded, path: Decoded, caller: CallerOf, storage: Storage
-) -> Response:
-    """Send a file of a dataset, whole or in part."""
-    return _send(page_address(namespace, name, "datasets"), revision, path, caller, storage)
-
-
 @router.api_route("/spaces/{namespace}/{name}/resolve/{revision}/{path:path}", methods=["GET", "HEAD"])
 @router.api_route("/spaces/{namespace}/{name}/raw/{revision}/{path:path}", methods=["GET", "HEAD"])
-def space_file(
-    namespace: str, name: str, revision: Decoded, path: Decoded, caller: CallerOf, storage: Storage
-) -> Response:
-    """Send a file of a Space, whole or in part."""
-    return _send(page_address(namespace, name, "spaces"), revision, path, caller, storage)
-
-
 @router.api_route("/{namespace}/{name}/resolve/{revision}/{path:path}", methods=["GET", "HEAD"])
 @router.api_route("/{namespace}/{name}/raw/{revision}/{path:path}", methods=["GET", "HEAD"])
-def model_file(
-    namespace: str, name: str, revision: Decoded, path: Decoded, caller: CallerOf, storage: Storage
-) -> Response:
-    """Send a file of a model, whole or in part."""
-    return _send(page_address(namespace, name), revision, path, caller, storage)
-
-
-def _commit(connection: sqlite3.Connection, caller: Caller, address: RepositoryAddress, revision: str) -> sqlite3.Row:
-    repository = readable_repository(connection, caller, address.type, address.full_name)
-    return resolve_revision(connection, repository, revision)
-
-
-def _send(address: RepositoryAddress, revision: str, path: str, caller: Caller, storage: HubStorage) -> Response:
-    with storage.database.reading() as connection:
-        commit = _commit(connection, caller, address, revision)
+def file(access: AccessOf, revision: Decoded, path: Decoded) -> Response:
+    """Send a file, whole or in part."""
+    with access.reading() as (connection, repository):
+        commit = resolve_revision(connection, repository, revision)
         entry = find_entry(connection, commit, path)
-        if entry is not None and is_deleted(connection, commit["repository"], entry["sha256"]):
+        if entry is not None and is_deleted(connection, repository.id, entry["sha256"]):
             entry = None
     headers = {"X-Repo-Commit": commit["oid"]}
     if entry is None:
@@ -163,8 +119,8 @@ def _send(address: RepositoryAddress, revision: str, path: str, caller: Caller, 
         "X-Content-Type-Options": "nosniff",
         "Content-Disposition": f"inline; filename*=utf-8''{quote(PurePosixPath(path).name)}",
     }
-    file = storage.objects.path_of(entry["sha256"])
-    return FileResponse(file, headers=headers, media_type=_media_type(path, is_lfs=bool(entry["is_lfs"])))
+    content = access.storage.objects.path_of(entry["sha256"])
+    return FileResponse(content, headers=headers, media_type=_media_type(path, is_lfs=bool(entry["is_lfs"])))
 
 
 def _media_type(path: str, *, is_lfs: bool) -> str:

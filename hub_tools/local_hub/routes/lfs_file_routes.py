@@ -5,17 +5,15 @@ from fastapi.responses import JSONResponse
 
 from ..protocol.hub_error import bad_request, not_offered
 from ..store.lfs_files import delete_contents, list_contents
-from ..store.repositories import readable_repository, writable_repository
-from .request_parts import Address, CallerOf, JsonObject, Storage
+from .request_parts import AccessOf, JsonObject
 
 router = APIRouter(prefix="/api/{kind}/{namespace}/{name}/lfs-files")
 
 
 @router.get("")
-def listing(address: Address, caller: CallerOf, storage: Storage) -> JSONResponse:
+def listing(access: AccessOf) -> JSONResponse:
     """List all large contents that are kept."""
-    with storage.database.reading() as connection:
-        repository = readable_repository(connection, caller, address.type, address.full_name)
+    with access.reading() as (connection, repository):
         rows = list_contents(connection, repository)
     return JSONResponse(
         [
@@ -33,16 +31,13 @@ def listing(address: Address, caller: CallerOf, storage: Storage) -> JSONRespons
 
 
 @router.post("/batch")
-def delete(payload: JsonObject, address: Address, caller: CallerOf, storage: Storage) -> Response:
+def delete(payload: JsonObject, access: AccessOf) -> Response:
     """Delete contents for good; the commits that name them stay as they are."""
     deletions = payload.get("deletions")
     if not isinstance(deletions, dict) or not isinstance(deletions.get("sha"), list):
         raise bad_request("Deleting large contents needs a list `deletions.sha`")
     if deletions.get("rewriteHistory"):
         raise not_offered("rewriting a history: pass rewrite_history=False")
-    with storage.database.writing() as connection:
-        repository = writable_repository(
-            connection, caller, address.type, address.full_name, action="delete contents of"
-        )
-        delete_contents(connection, storage.objects, repository, map(str, deletions["sha"]))
+    with access.writing("delete contents of") as (connection, repository):
+        delete_contents(connection, access.storage.objects, repository, map(str, deletions["sha"]))
     return Response(status_code=200)

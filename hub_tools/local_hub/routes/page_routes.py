@@ -7,12 +7,10 @@ from fastapi import APIRouter, Response
 from fastapi.responses import HTMLResponse
 
 from ...printing.marked_up import escaped
-from ..store.accounts import Caller
 from ..store.history import list_commits, resolve_revision
-from ..store.repositories import list_repositories, readable_repository
-from ..store.storage import HubStorage
+from ..store.repositories import list_repositories
 from ..store.trees import entries_below, find_entry
-from .request_parts import CallerOf, RepositoryAddress, Storage, page_address
+from .request_parts import AccessOf, CallerOf, Storage
 
 router = APIRouter()
 COMMITS_SHOWN = 20
@@ -41,20 +39,10 @@ def index(caller: CallerOf, storage: Storage) -> Response:
 
 
 @router.get("/{kind}/{namespace}/{name}")
-def typed_page(kind: str, namespace: str, name: str, caller: CallerOf, storage: Storage) -> Response:
-    """Show a dataset or Space."""
-    return _repository_page(page_address(namespace, name, kind), caller, storage)
-
-
 @router.get("/{namespace}/{name}")
-def model_page(namespace: str, name: str, caller: CallerOf, storage: Storage) -> Response:
-    """Show a model."""
-    return _repository_page(page_address(namespace, name), caller, storage)
-
-
-def _repository_page(address: RepositoryAddress, caller: Caller, storage: HubStorage) -> Response:
-    with storage.database.reading() as connection:
-        repository = readable_repository(connection, caller, address.type, address.full_name)
+def repository_page(access: AccessOf) -> Response:
+    """Show a repository: a model's page has no kind in its address."""
+    with access.reading() as (connection, repository):
         head = resolve_revision(connection, repository, "main")
         entries = entries_below(connection, head, "")
         commits = list_commits(connection, head, COMMITS_SHOWN)
@@ -69,7 +57,7 @@ def _repository_page(address: RepositoryAddress, caller: Caller, storage: HubSto
     )
     card = ""
     if readme is not None:
-        with storage.objects.path_of(readme["sha256"]).open("rb") as file:
+        with access.storage.objects.path_of(readme["sha256"]).open("rb") as file:
             text = file.read(CARD_BYTES_SHOWN).decode("utf-8", "replace")
         card = f"<h2>Card</h2><pre>{escaped(text)}</pre>"
     title = f"{escaped(repository.full_name)} <span class=q>{repository.type} {_lock(repository.private)}</span>"

@@ -18,15 +18,12 @@ from ..store.repositories import (
     create_repository,
     delete_repository,
     list_repositories,
-    readable_repository,
     wants_private,
-    writable_repository,
 )
 from ..store.space_settings import apply_space_payload, forget_space, runtime_of
-from ..store.storage import HubStorage
 from ..store.trees import describe_file, entries_below
 from .cards import card_of_commit, tags_of_card
-from .request_parts import KINDS, Address, CallerOf, Decoded, JsonObject, Storage, endpoint_of
+from .request_parts import KINDS, AccessOf, CallerOf, Decoded, JsonObject, Storage, endpoint_of
 
 router = APIRouter()
 
@@ -62,28 +59,24 @@ def delete(payload: JsonObject, caller: CallerOf, storage: Storage) -> Response:
 
 
 @router.put("/api/{kind}/{namespace}/{name}/settings")
-def settings(payload: JsonObject, address: Address, caller: CallerOf, storage: Storage) -> dict:
+def settings(payload: JsonObject, access: AccessOf) -> dict:
     """Change a repository's visibility."""
-    with storage.database.writing() as connection:
-        repository = writable_repository(
-            connection, caller, address.type, address.full_name, action="change the settings of", role="admin"
-        )
+    with access.writing("change the settings of", role="admin") as (connection, repository):
         change_settings(connection, repository, payload)
     return {}
 
 
 @router.get("/api/{kind}/{namespace}/{name}")
-def info(address: Address, caller: CallerOf, storage: Storage, blobs: bool = False) -> dict:
-    """Describe a repository at the head of main."""
-    return _info(address, caller, storage, "main", blobs=blobs)
-
-
 @router.get("/api/{kind}/{namespace}/{name}/revision/{revision}")
-def info_at_revision(
-    address: Address, revision: Decoded, caller: CallerOf, storage: Storage, blobs: bool = False
-) -> dict:
+def info(access: AccessOf, revision: Decoded = "main", blobs: bool = False) -> dict:
     """Describe a repository at a revision."""
-    return _info(address, caller, storage, revision, blobs=blobs)
+    with access.reading() as (connection, repository):
+        commit = resolve_revision(connection, repository, revision)
+        rows = entries_below(connection, commit, "")
+        siblings = [_sibling(row, blobs=blobs) for row in rows]
+        described = describe(connection, access.storage.objects, repository, commit["oid"])
+    used = sum({row["sha256"]: row["size"] for row in rows}.values())
+    return {**described, "siblings": siblings, "usedStorage": used}
 
 
 @router.get("/api/{kind}")
@@ -144,17 +137,6 @@ def describe(
     else:
         extra = {"description": str(card.get("pretty_name") or "")}
     return {**described, **extra}
-
-
-def _info(address: Address, caller: Caller, storage: HubStorage, revision: str, *, blobs: bool) -> dict:
-    with storage.database.reading() as connection:
-        repository = readable_repository(connection, caller, address.type, address.full_name)
-        commit = resolve_revision(connection, repository, revision)
-        rows = entries_below(connection, commit, "")
-        siblings = [_sibling(row, blobs=blobs) for row in rows]
-        described = describe(connection, storage.objects, repository, commit["oid"])
-    used = sum({row["sha256"]: row["size"] for row in rows}.values())
-    return {**described, "siblings": siblings, "usedStorage": used}
 
 
 def _sibling(row: sqlite3.Row, *, blobs: bool) -> dict:

@@ -1,8 +1,10 @@
 """What the routes need of a request: the storage, the caller, the repository's address, and its body as a stream."""
 
+import contextlib
 import json
+import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, BinaryIO
 from urllib.parse import unquote
@@ -14,6 +16,7 @@ from pydantic import AfterValidator
 from ..protocol.hub_error import HTTPStatus, HubError, bad_request, invalid_token
 from ..store.accounts import Caller, caller_with_token
 from ..store.object_store import READ_BYTES
+from ..store.repositories import Repository, readable_repository, writable_repository
 from ..store.storage import HubStorage
 
 KINDS = {"models": "model", "datasets": "dataset", "spaces": "space"}
@@ -21,14 +24,6 @@ MAX_JSON_BYTES = 64 << 20
 
 # The application passes paths on still percent-encoded, so that a branch called "a/b" stays one segment.
 Decoded = Annotated[str, AfterValidator(unquote)]
-
-
-@dataclass(frozen=True, kw_only=True)
-class RepositoryAddress:
-    """Which repository a request is about, before checking that it exists."""
-
-    type: str
-    full_name: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,16 +63,42 @@ def caller_of(request: Request, storage: Storage) -> Caller:
         return caller_with_token(connection, token.strip())
 
 
-def repository_address(kind: str, namespace: str, name: str) -> RepositoryAddress:
-    """Return the address in an API path."""
+@dataclass(frozen=True, kw_only=True)
+class Access:
+    """The repository that a request is about, and who makes it; whether they may is found out when it is opened."""
+
+    storage: HubStorage
+    caller: Caller
+    type: str
+    full_name: str
+
+    @contextlib.contextmanager
+    def reading(self, action: str = "") -> Iterator[tuple[sqlite3.Connection, Repository]]:
+        """Yield one consistent state and the repository, which the caller may read, or even do this with."""
+        with self.storage.database.reading() as connection:
+            yield connection, self._repository(connection, action, "write")
+
+    @contextlib.contextmanager
+    def writing(self, action: str, *, role: str = "write") -> Iterator[tuple[sqlite3.Connection, Repository]]:
+        """Yield the connection that may write now and the repository, which the caller may change."""
+        with self.storage.database.writing() as connection:
+            yield connection, self._repository(connection, action, role)
+
+    def _repository(self, connection: sqlite3.Connection, action: str, role: str) -> Repository:
+        if not action:
+            return readable_repository(connection, self.caller, self.type, self.full_name)
+        return writable_repository(connection, self.caller, self.type, self.full_name, action=action, role=role)
+
+
+def access_of(request: Request, storage: Storage) -> Access:
+    """Return what a request is about, by its path: `/api/KIND/...`, or a page's, where a model has no prefix."""
+    given, words = request.path_params, request.scope["path"].split("/")
+    word = words[2] if words[1] == "api" else words[1]
+    kind = given.get("kind") or (word if word in KINDS else "models")
     if kind not in KINDS:
         raise HubError(HTTPStatus.NOT_FOUND, f"There is no API for {kind}: use {', '.join(KINDS)}")
-    return RepositoryAddress(type=KINDS[kind], full_name=f"{unquote(namespace)}/{unquote(name)}")
-
-
-def page_address(namespace: str, name: str, kind: str = "models") -> RepositoryAddress:
-    """Return the address in a page's path, where a model has no prefix."""
-    return repository_address(kind, namespace, name.removesuffix(".git"))
+    name = f"{unquote(given['namespace'])}/{unquote(given['name']).removesuffix('.git')}"
+    return Access(storage=storage, caller=caller_of(request, storage), type=KINDS[kind], full_name=name)
 
 
 async def json_object(request: Request) -> dict:
@@ -134,5 +155,5 @@ def now() -> float:
 
 
 CallerOf = Annotated[Caller, Depends(caller_of)]
-Address = Annotated[RepositoryAddress, Depends(repository_address)]
+AccessOf = Annotated[Access, Depends(access_of)]
 JsonObject = Annotated[dict, Depends(json_object)]

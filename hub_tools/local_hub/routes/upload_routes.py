@@ -9,23 +9,20 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from ..protocol.hub_error import HubError, bad_request, not_offered
-from ..store.accounts import Caller
 from ..store.commits import SHA256_PATTERN
 from ..store.object_store import digest_of_file, disk_full_as_answer
-from ..store.repositories import Repository, writable_repository
+from ..store.repositories import Repository
 from ..store.storage import HubStorage
 from ..store.uploads import UploadGrant, grant_of_query, is_available, new_grant, record_upload
 from .request_parts import (
-    CallerOf,
+    AccessOf,
     HubSettings,
     JsonObject,
-    RepositoryAddress,
     Settings,
     Storage,
     endpoint_of,
     hashing_writer,
     now,
-    page_address,
     receive_body,
 )
 
@@ -34,26 +31,21 @@ NO_XET = "Xet storage. Switch it off in the client: set HF_HUB_DISABLE_XET=1"
 
 
 @router.post("/{namespace}/{name}.git/info/lfs/objects/batch")
-def model_batch(
-    namespace: str, name: str, payload: JsonObject, request: Request, caller: CallerOf, storage: Storage, hub: Settings
-) -> JSONResponse:
-    """Hand out upload addresses for contents of a model repository."""
-    return _batch(page_address(namespace, name), payload, request, caller, storage, hub)
-
-
 @router.post("/{kind}/{namespace}/{name}.git/info/lfs/objects/batch")
-def typed_batch(
-    kind: str,
-    namespace: str,
-    name: str,
-    payload: JsonObject,
-    request: Request,
-    caller: CallerOf,
-    storage: Storage,
-    hub: Settings,
-) -> JSONResponse:
-    """Hand out upload addresses for contents of a dataset or Space repository."""
-    return _batch(page_address(namespace, name, kind), payload, request, caller, storage, hub)
+def batch(payload: JsonObject, request: Request, access: AccessOf, hub: Settings) -> JSONResponse:
+    """Hand out upload addresses for contents of a repository."""
+    if payload.get("operation") != "upload":
+        raise not_offered("LFS downloads: fetch files from /resolve/")
+    objects = [_announced(item) for item in payload.get("objects") or ()]
+    objects_here = access.storage.objects
+    with access.reading("upload to") as (connection, repository):
+        present = [is_available(connection, objects_here, access.caller, repository, *each) for each in objects]
+    described = [
+        {"oid": sha256, "size": size} if here else _with_addresses(repository, sha256, size, endpoint_of(request), hub)
+        for (sha256, size), here in zip(objects, present, strict=True)
+    ]
+    body = {"transfer": "basic", "objects": described, "hash_algo": "sha256"}
+    return JSONResponse(body, media_type="application/vnd.git-lfs+json")
 
 
 @router.put("/lfs/object")
@@ -118,28 +110,6 @@ def verify(payload: JsonObject, request: Request, storage: Storage, hub: Setting
 def no_xet(kind: str, namespace: str, name: str, access: str, revision: str) -> None:
     """Tell clients that forgot to switch Xet off how to do it."""
     raise not_offered(NO_XET)
-
-
-def _batch(
-    address: RepositoryAddress,
-    payload: dict,
-    request: Request,
-    caller: Caller,
-    storage: HubStorage,
-    hub: HubSettings,
-) -> JSONResponse:
-    if payload.get("operation") != "upload":
-        raise not_offered("LFS downloads: fetch files from /resolve/")
-    objects = [_announced(item) for item in payload.get("objects") or ()]
-    with storage.database.reading() as connection:
-        repository = writable_repository(connection, caller, address.type, address.full_name, action="upload to")
-        present = [is_available(connection, storage.objects, caller, repository, *announced) for announced in objects]
-    described = [
-        {"oid": sha256, "size": size} if here else _with_addresses(repository, sha256, size, endpoint_of(request), hub)
-        for (sha256, size), here in zip(objects, present, strict=True)
-    ]
-    body = {"transfer": "basic", "objects": described, "hash_algo": "sha256"}
-    return JSONResponse(body, media_type="application/vnd.git-lfs+json")
 
 
 def _announced(item: object) -> tuple[str, int]:

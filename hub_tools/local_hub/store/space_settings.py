@@ -22,26 +22,24 @@ def apply_space_payload(
     """Apply the Space settings that a create request carries; other repositories have none."""
     if repository.type != "space":
         return
-    for item in payload.get("variables") or ():
-        put_variable(connection, repository, item)
-    for item in payload.get("secrets") or ():
-        put_secret(connection, storage, repository, item)
+    for kind in ("variable", "secret"):
+        for item in payload.get(f"{kind}s") or ():
+            put_setting(connection, storage, repository, kind, item)
     if payload.get("hardware") is not None:
         set_hardware(connection, repository, str(payload["hardware"]), payload.get("sleepTimeSeconds"))
 
 
-def put_variable(connection: sqlite3.Connection, repository: Repository, item: dict) -> None:
-    """Set a variable: `{key, value, description?}`."""
+def put_setting(
+    connection: sqlite3.Connection, storage: HubStorage, repository: Repository, kind: str, item: dict
+) -> None:
+    """Set a secret or variable: `{key, value, description?}`. A secret's value is written beside the database."""
     key, value = _key_and_value(item)
-    _put(connection, repository, "variable", key, value, item.get("description"))
-
-
-def put_secret(connection: sqlite3.Connection, storage: HubStorage, repository: Repository, item: dict) -> None:
-    """Set a secret: `{key, value, description?}`. Its value is written beside the database."""
-    key, value = _key_and_value(item)
-    values = _read_secret_values(storage, repository)
-    _write_secret_values(storage, repository, {**values, key: value})
-    _put(connection, repository, "secret", key, None, item.get("description"))
+    if kind == "secret":
+        _write_secret_values(storage, repository, {**_read_secret_values(storage, repository), key: value})
+    text = item.get("description")
+    shown = None if kind == "secret" else value
+    row = (repository.id, kind, key, shown, None if text is None else str(text), timestamp())
+    connection.execute("INSERT OR REPLACE INTO space_settings VALUES (?, ?, ?, ?, ?, ?)", row)
 
 
 def delete_setting(
@@ -95,13 +93,6 @@ def _key_and_value(item: object) -> tuple[str, str]:
     if not isinstance(key, str) or not NAME_PATTERN.fullmatch(key):
         raise bad_request(f"Invalid name {key!r} of a secret or variable: use letters, digits and '_'")
     return key, item["value"]
-
-
-def _put(
-    connection: sqlite3.Connection, repository: Repository, kind: str, key: str, value: str | None, text: object
-) -> None:
-    row = (repository.id, kind, key, value, None if text is None else str(text), timestamp())
-    connection.execute("INSERT OR REPLACE INTO space_settings VALUES (?, ?, ?, ?, ?, ?)", row)
 
 
 def _describe(row: sqlite3.Row) -> dict:

@@ -1,13 +1,15 @@
-"""What a hostile participant can do to a run, by name. To add an attack, write a function and name it in the table.
+"""What a hostile participant can do to a run, by name. An attack is a function with `@attack` or `@repeated`.
 
 Each is a generator: it begins when it is first asked, and does it again each time it is asked, some twice a second.
 It does not know the run's users: in a run with an authority its node is that of one admitted member.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
+from functools import wraps
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from pipelines.chaos.attacks.hostile_averagers import Participant
     from pipelines.chaos.attacks.hostile_node import HostileNode
 
 Attack = Callable[["HostileNode"], Iterator[None]]
@@ -20,21 +22,50 @@ BUSY_SHARE = 0.5
 MOST_SPANS = 64
 LEASE_KEYS = 8
 
+ATTACKS: dict[str, Attack] = {}
 
-def lying_epoch(node: "HostileNode") -> Iterator[None]:
+
+def attack(begin: Attack) -> Attack:
+    """Enter an attack into the table."""
+    ATTACKS[begin.__name__] = begin
+    return begin
+
+
+def repeated(lie: "Callable[[HostileNode], None]") -> Attack:
+    """Enter what does the same each time that it is asked."""
+
+    @wraps(lie)
+    def begin(node: "HostileNode") -> Iterator[None]:
+        while True:
+            lie(node)
+            yield
+
+    return attack(begin)
+
+
+def _in_rounds(node: "HostileNode", kind: "type[Participant]") -> Iterator[None]:
+    """Try to take part in each round in a way of its own."""
+    from pipelines.chaos.attacks.hostile_averagers import hostile_averager
+
+    averager = hostile_averager(node, kind)
+    while True:
+        averager.try_round(node.epoch_of_others())
+        yield
+
+
+@repeated
+def lying_epoch(node: "HostileNode") -> None:
     """Progress of an epoch far ahead."""
-    while True:
-        node.claim(progress=dict(epoch=FAR_EPOCH), state=dict(epoch=FAR_EPOCH))
-        yield
+    node.claim(progress=dict(epoch=FAR_EPOCH), state=dict(epoch=FAR_EPOCH))
 
 
-def lying_samples(node: "HostileNode") -> Iterator[None]:
+@repeated
+def lying_samples(node: "HostileNode") -> None:
     """Samples that do not exist."""
-    while True:
-        node.claim(progress=dict(samples_accumulated=MANY_SAMPLES, samples_per_second=1e9))
-        yield
+    node.claim(progress=dict(samples_accumulated=MANY_SAMPLES, samples_per_second=1e9))
 
 
+@attack
 def samples_of_new_keys(node: "HostileNode") -> Iterator[None]:
     """Samples that do not exist, under another key in each epoch."""
     epoch = -1
@@ -45,6 +76,7 @@ def samples_of_new_keys(node: "HostileNode") -> Iterator[None]:
         yield
 
 
+@attack
 def false_votes(node: "HostileNode") -> Iterator[None]:
     """Votes for a state of zeros, which it serves."""
     from pipelines.chaos.attacks.hostile_averagers import zeroed_state
@@ -59,6 +91,7 @@ def false_votes(node: "HostileNode") -> Iterator[None]:
         yield
 
 
+@attack
 def endless_manifest(node: "HostileNode") -> Iterator[None]:
     """A donor of the state that most have, whose list of hashes never ends."""
     from pipelines.chaos.attacks.hostile_averagers import EndlessDonor, zeroed_state
@@ -70,50 +103,45 @@ def endless_manifest(node: "HostileNode") -> Iterator[None]:
         yield
 
 
-def record_flood(node: "HostileNode") -> Iterator[None]:
+@repeated
+def record_flood(node: "HostileNode") -> None:
     """Large records under all of the run's keys."""
-    while True:
-        for name in ("progress", "metrics", "introductions", "states", "auxiliary", "admissions"):
-            node.flood(name, FLOOD_BYTES)
-        yield
+    for name in ("progress", "metrics", "introductions", "states", "auxiliary", "admissions"):
+        node.flood(name, FLOOD_BYTES)
 
 
-def squatted_group_key(node: "HostileNode") -> Iterator[None]:
+@repeated
+def squatted_group_key(node: "HostileNode") -> None:
     """A plain value for years where peers declare that they look for a group."""
-    while True:
-        node.store("grad_averager.0b", b"mine", seconds=SECONDS_OF_A_SQUATTER)
-        yield
+    node.store("grad_averager.0b", b"mine", seconds=SECONDS_OF_A_SQUATTER)
 
 
-def crowded_searches(node: "HostileNode") -> Iterator[None]:
+@repeated
+def crowded_searches(node: "HostileNode") -> None:
     """Thousands of peers that do not exist look for groups: without a signature, and a few by each of its keys."""
-    while True:
-        node.crowd()
-        yield
+    node.crowd()
 
 
-def many_names(node: "HostileNode") -> Iterator[None]:
+@repeated
+def many_names(node: "HostileNode") -> None:
     """One key as thousands of owners: its text in OpenSSH's format, with comments."""
-    while True:
-        node.write_in_many_names()
-        yield
+    node.write_in_many_names()
 
 
-def dear_keys(node: "HostileNode") -> Iterator[None]:
+@repeated
+def dear_keys(node: "HostileNode") -> None:
     """Tokens by keys whose exponents make each check dear, of owners that claim to train."""
-    while True:
-        node.claim()
-        node.send_dear_tokens()
-        yield
+    node.claim()
+    node.send_dear_tokens()
 
 
-def hidden_records(node: "HostileNode") -> Iterator[None]:
+@repeated
+def hidden_records(node: "HostileNode") -> None:
     """A node of the DHT that answers with its own records alone, for ever, and fills the caches of others with them."""
-    while True:
-        node.hide_others()
-        yield
+    node.hide_others()
 
 
+@attack
 def false_metrics(node: "HostileNode") -> Iterator[None]:
     """Figures that no JSON, Parquet or float holds."""
     figures = dict(loss=float("inf"), round_seconds=float("inf"), bytes_sent=2**63, samples_per_second=float("nan"))
@@ -123,13 +151,13 @@ def false_metrics(node: "HostileNode") -> Iterator[None]:
         yield
 
 
-def silent_streams(node: "HostileNode") -> Iterator[None]:
+@repeated
+def silent_streams(node: "HostileNode") -> None:
     """Streams by the thousand on which nothing is ever said."""
-    while True:
-        node.open_silent_streams()
-        yield
+    node.open_silent_streams()
 
 
+@attack
 def held_copies(node: "HostileNode") -> Iterator[None]:
     """A reader of the state that most have, who asks every donor for it again and again, so that it stays."""
     from pipelines.chaos.attacks.hostile_averagers import HoldingReader, zeroed_state
@@ -141,6 +169,7 @@ def held_copies(node: "HostileNode") -> Iterator[None]:
         yield
 
 
+@attack
 def stalling_leader(node: "HostileNode") -> Iterator[None]:
     """A leader of groups that accepts everybody and never begins."""
     from pipelines.chaos.attacks.hostile_averagers import StallingLeader, hostile_averager
@@ -150,101 +179,62 @@ def stalling_leader(node: "HostileNode") -> Iterator[None]:
         yield
 
 
+@attack
 def bad_mode(node: "HostileNode") -> Iterator[None]:
     """A member that tells its group a mode that does not exist."""
-    from pipelines.chaos.attacks.hostile_averagers import BadMember, hostile_averager
+    from pipelines.chaos.attacks.hostile_averagers import BadMember
 
-    averager = hostile_averager(node, BadMember)
-    while True:
-        averager.try_round(node.epoch_of_others())
-        yield
+    return _in_rounds(node, BadMember)
 
 
+@attack
 def zeroing_reducer(node: "HostileNode") -> Iterator[None]:
     """A reducer that answers zeros for its share of the gradient."""
-    from pipelines.chaos.attacks.hostile_averagers import ZeroingReducer, hostile_averager
+    from pipelines.chaos.attacks.hostile_averagers import ZeroingReducer
 
-    averager = hostile_averager(node, ZeroingReducer)
-    while True:
-        averager.try_round(node.epoch_of_others())
-        yield
+    return _in_rounds(node, ZeroingReducer)
 
 
+@attack
 def framing_member(node: "HostileNode") -> Iterator[None]:
     """A member of groups that accuses an honest reducer after each round."""
-    from pipelines.chaos.attacks.hostile_averagers import FramingMember, hostile_averager
+    from pipelines.chaos.attacks.hostile_averagers import FramingMember
 
-    averager = hostile_averager(node, FramingMember)
-    while True:
-        averager.try_round(node.epoch_of_others())
-        yield
+    return _in_rounds(node, FramingMember)
 
 
-def hoarded_leases(node: "HostileNode") -> Iterator[None]:
+@repeated
+def hoarded_leases(node: "HostileNode") -> None:
     """Leases of records that it never trains on."""
-    while True:
-        node.claim()
-        node.tell("trained", dict(epochs=[]))
-        yield
+    node.claim()
+    node.tell("trained", dict(epochs=[]))
 
 
-def crowded_leases(node: "HostileNode") -> Iterator[None]:
+@repeated
+def crowded_leases(node: "HostileNode") -> None:
     """Names without end that ask for leases, and leases in an anchor's place that no anchor has signed."""
-    while True:
-        node.take_new_identity()
-        node.claim()
-        node.tell("trained", dict(epochs=[]))
-        leases = [dict(name=f"{number:016x}", booked_epoch=0, spans=[]) for number in range(64)]
-        for number in range(LEASE_KEYS):
-            node.tell(f"leases_{number}", dict(publisher_key="", time=0.0, leases=leases, signature=""))
-        yield
+    node.take_new_identity()
+    node.claim()
+    node.tell("trained", dict(epochs=[]))
+    leases = [dict(name=f"{number:016x}", booked_epoch=0, spans=[]) for number in range(64)]
+    for number in range(LEASE_KEYS):
+        node.tell(f"leases_{number}", dict(publisher_key="", time=0.0, leases=leases, signature=""))
 
 
-def false_bookings(node: "HostileNode") -> Iterator[None]:
+@repeated
+def false_bookings(node: "HostileNode") -> None:
     """Reports of having trained on what others have on their leases, on what nobody has, and on what there is not."""
-    while True:
-        epoch, reported = node.epoch_of_others(), node.spans_of_others()
-        first = [[0, shard, group, 0, 2**20] for shard in range(4) for group in range(4)]
-        strange = [[0, 2**31, 0, 0, 2**31], [2**31, 0, 0, 0, 1], [0, 0, 2**31, 5, 9]]
-        spans = [*reported[:MOST_SPANS], *first, *strange]
-        node.claim()
-        node.tell("trained", dict(epochs=[dict(epoch=number, spans=spans) for number in (epoch, epoch + 1)]))
-        gradient = dict(epoch=epoch, model_epoch=epoch, spans=spans[:8], num_batches=4096, sketch=[1e30] * 8)
-        node.tell("gradients", dict(gradients=[gradient] * 24))
-        yield
+    epoch, reported = node.epoch_of_others(), node.spans_of_others()
+    first = [[0, shard, group, 0, 2**20] for shard in range(4) for group in range(4)]
+    strange = [[0, 2**31, 0, 0, 2**31], [2**31, 0, 0, 0, 1], [0, 0, 2**31, 5, 9]]
+    spans = [*reported[:MOST_SPANS], *first, *strange]
+    node.claim()
+    node.tell("trained", dict(epochs=[dict(epoch=number, spans=spans) for number in (epoch, epoch + 1)]))
+    gradient = dict(epoch=epoch, model_epoch=epoch, spans=spans[:8], num_batches=4096, sketch=[1e30] * 8)
+    node.tell("gradients", dict(gradients=[gradient] * 24))
 
 
-def bystander(node: "HostileNode") -> Iterator[None]:
+@repeated
+def bystander(node: "HostileNode") -> None:
     """Nothing but load, for comparison: half a core."""
-    while True:
-        node.compute(BUSY_SHARE)
-        yield
-
-
-ATTACKS: Mapping[str, Attack] = {
-    attack.__name__: attack
-    for attack in (
-        lying_epoch,
-        lying_samples,
-        samples_of_new_keys,
-        false_votes,
-        endless_manifest,
-        record_flood,
-        squatted_group_key,
-        crowded_searches,
-        many_names,
-        dear_keys,
-        hidden_records,
-        false_metrics,
-        silent_streams,
-        held_copies,
-        stalling_leader,
-        bad_mode,
-        zeroing_reducer,
-        framing_member,
-        hoarded_leases,
-        crowded_leases,
-        false_bookings,
-        bystander,
-    )
-}
+    node.compute(BUSY_SHARE)

@@ -15,7 +15,15 @@ from transformers import AutoConfig, AutoModel, DynamicCache, PreTrainedConfig
 from transformers.initialization import no_init_weights
 
 from pipelines.serving.blocks.dalle_span import add_prompt
-from pipelines.serving.blocks.spans import InvalidRequestError, Padding, StackShape, tensor_prefixes, whole_number
+from pipelines.serving.blocks.spans import (
+    InvalidRequestError,
+    LayerSpan,
+    Padding,
+    SpanSession,
+    StackShape,
+    tensor_prefixes,
+    whole_number,
+)
 from pipelines.serving.blocks.weights import PublishedModel
 
 MOST_SAMPLES, MOST_POSITIONS = 1024, 2**17
@@ -93,7 +101,7 @@ def part_of_config(config: PreTrainedConfig, layers: range) -> PreTrainedConfig:
     return part
 
 
-class CausalSpan:
+class CausalSpan(LayerSpan):
     """Some layers of a language model, in evaluation mode."""
 
     has_gradients = True
@@ -104,7 +112,6 @@ class CausalSpan:
 
     @classmethod
     def load(cls, model: PublishedModel, layers: range, device: torch.device, weights: str) -> Self:
-        """See `load_span`."""
         if weights != "float32":
             raise ValueError(f"weights is {weights!r}, expected float32 for a language model.")
         names, config = body_names(model.config), read_config(model.config)
@@ -125,7 +132,6 @@ class CausalSpan:
         return cls(body, causal_shape(model.config), layers)
 
     def part(self, layers: range) -> "CausalSpan":
-        """See `LayerSpan.part`."""
         before, names = layers.start - self.layers.start, BODIES[self.config.model_type]
         body = _renumbered(self.body, before)
         body.config = part_of_config(self.config, range(before, before + len(layers)))
@@ -137,7 +143,6 @@ class CausalSpan:
         return CausalSession(self, body, prompts)
 
     def forward(self, states: Tensor, padding: Padding, prompts: Tensor | None) -> Tensor:
-        """See `LayerSpan.forward`."""
         return self.run(states, padding, prompts, None)
 
     def run(self, states: Tensor, padding: Padding, prompts: Tensor | None, cache: DynamicCache | None) -> Tensor:
@@ -177,15 +182,12 @@ class CausalSpan:
                 handle.remove()
 
     def opening_of_one(self) -> list[dict[str, Any]]:
-        """See `LayerSpan.opening_of_one`."""
         return [dict(do="open", num_samples=1, length=self.most_places())]
 
     def positions_of_prompt(self) -> int:
-        """See `LayerSpan.positions_of_prompt`."""
         return 1
 
     def most_places(self) -> int:
-        """See `LayerSpan.most_places`."""
         return getattr(self.config, "max_position_embeddings", None) or MOST_POSITIONS
 
     @property
@@ -194,7 +196,6 @@ class CausalSpan:
         return cast("nn.ModuleList", getattr(self.body, BODIES[self.config.model_type].layers))
 
     def check_sequence(self, samples: int, positions: int) -> int:
-        """See `LayerSpan.check_sequence`."""
         most = self.most_places()
         if samples < 1 or not 1 <= positions <= most:
             raise InvalidRequestError(f"{samples} sequences have {positions} positions, expected 1 to {most}.")
@@ -213,7 +214,7 @@ def _renumbered(module: Any, before: int) -> Any:
     return other
 
 
-class CausalSession:
+class CausalSession(SpanSession):
     """The keys and values of one generation in a span."""
 
     def __init__(self, span: CausalSpan, body: Mapping[str, Any], prompts: Tensor | None) -> None:
@@ -225,7 +226,6 @@ class CausalSession:
         self.cache = DynamicCache(config=span.config)
 
     def num_bytes(self, body: Mapping[str, Any]) -> int:
-        """See `SpanSession.num_bytes`."""
         if body.get("do") != "open":
             self.start(body)
         config = self.span.config
@@ -236,7 +236,6 @@ class CausalSession:
         return pairs + (0 if self.prompts is None else self.prompts.numel() * BYTES)
 
     def expected(self, body: Mapping[str, Any]) -> tuple[int, ...]:
-        """See `SpanSession.expected`."""
         left = self.length - self.cache.get_seq_length()
         if body.get("do") == "prefill":
             raise InvalidRequestError("A language model's session has no prompts to share, expected a step.")
@@ -265,7 +264,6 @@ class CausalSession:
         return self.num_samples * steps * BYTES * (2 * places + WIDTHS_OF_A_LAYER * self.span.shape.hidden_size)
 
     def replay_bytes(self, steps: int) -> int:
-        """See `SpanSession.replay_bytes`."""
         return self.step_bytes(steps)
 
     @torch.no_grad()

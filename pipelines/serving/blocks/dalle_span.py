@@ -17,7 +17,14 @@ from modeling_dalle_collab.blocks_dalle_collab import DalleCollabStack
 from modeling_dalle_collab.cache_dalle_collab import LIST_FIELDS, GenerationCache, Prefix, num_slots, read_streams
 from modeling_dalle_collab.linear_dalle_collab import Products, use_products
 from modeling_dalle_collab.packed_dalle_collab import Int8Linear, packed_products, replace_by_int8
-from pipelines.serving.blocks.spans import InvalidRequestError, Padding, StackShape, whole_number
+from pipelines.serving.blocks.spans import (
+    InvalidRequestError,
+    LayerSpan,
+    Padding,
+    SpanSession,
+    StackShape,
+    whole_number,
+)
 from pipelines.serving.blocks.weights import PublishedModel
 
 STACK = "model.stack."
@@ -30,7 +37,7 @@ ACTIVATIONS_OF_A_LAYER = 40
 """Tensors of (position, hidden) that a layer's backward pass holds at most, feed-forward layers included."""
 
 
-class DalleSpan:
+class DalleSpan(LayerSpan):
     """Some layers of a stack whose other layers have no memory."""
 
     def __init__(self, stack: DalleCollabStack, layers: range) -> None:
@@ -67,7 +74,6 @@ class DalleSpan:
         return cls(stack, layers)
 
     def part(self, layers: range) -> "DalleSpan":
-        """See `LayerSpan.part`."""
         part = copy.copy(self)
         part.layers = layers
         return part
@@ -102,7 +108,6 @@ class DalleSpan:
         return samples * BYTES * (stored * a_layer + 8 * positions * config.hidden_size)
 
     def opening_of_one(self) -> list[dict[str, Any]]:
-        """See `LayerSpan.opening_of_one`."""
         return [
             dict(do="open", num_prompts=1, num_places=0),
             dict(do="prefill", prompts=1),
@@ -110,11 +115,9 @@ class DalleSpan:
         ]
 
     def positions_of_prompt(self) -> int:
-        """See `LayerSpan.positions_of_prompt`."""
         return self.config.text_block_length
 
     def most_places(self) -> int:
-        """See `LayerSpan.most_places`."""
         return self.config.num_image_codes - 1
 
     @property
@@ -139,7 +142,7 @@ def add_prompt(stream: Tensor, prompt: Tensor) -> Tensor:
     return torch.cat([stream[:, :length] + prompt, stream[:, length:]], dim=1)
 
 
-class DalleSession:
+class DalleSession(SpanSession):
     """The caches of one generation in a span."""
 
     def __init__(self, span: DalleSpan, body: Mapping[str, Any], prompts: Tensor | None) -> None:
@@ -154,7 +157,6 @@ class DalleSession:
         self.begun = self.read = torch.empty(0, dtype=torch.int64)
 
     def num_bytes(self, body: Mapping[str, Any]) -> int:
-        """See `SpanSession.num_bytes`."""
         config, layers = self.config, self.span.layers
         pair = 2 * config.num_attention_heads * config.head_dim * BYTES
         prefix = len(layers) * (
@@ -180,7 +182,6 @@ class DalleSession:
         return samples * codes * pair + shifted + tables
 
     def expected(self, body: Mapping[str, Any]) -> tuple[int, ...]:
-        """See `SpanSession.expected`."""
         shape, config, wanted = self.span.shape, self.config, body.get("do")
         if wanted == "prefill":
             done = 0 if self.prefix is None else len(self.prefix.hidden)
@@ -217,7 +218,6 @@ class DalleSession:
         return Prefix(hidden=parts[-1].hidden, **lists), first, second
 
     def start(self, body: Mapping[str, Any]) -> None:
-        """See `SpanSession.start`."""
         if self.prefix is None or len(self.prefix.hidden) != self.num_prompts:
             raise InvalidRequestError(f"Not all of the {self.num_prompts} prompts have been read.")
         num_candidates, window = self._starting(body)
@@ -260,7 +260,6 @@ class DalleSession:
         return 0
 
     def replay_bytes(self, steps: int) -> int:
-        """See `SpanSession.replay_bytes`."""
         assert self.cache is not None, "checked by `expected`"
         return self._cache_bytes(self.cache.num_candidates, REPLAY_WINDOW)
 

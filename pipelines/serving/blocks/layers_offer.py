@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from pipelines.features.servers.server_record import SERVERS
 from pipelines.serving.blocks.codecs import FLOAT32, encode
 from pipelines.serving.blocks.discovery import served_spans
 from pipelines.serving.blocks.placement import MoveWatch, choose_span
@@ -20,11 +21,11 @@ from pipelines.serving.blocks.spans import LayerSpan, check_layers, load_span, s
 from pipelines.serving.blocks.weights import PublishedModel, find_model
 from pipelines.serving.entering import PlaceInSwarm
 from pipelines.serving.memory import free_memory, memory_for_others
-from pipelines.serving.offer import ServingOptions
+from pipelines.serving.offer import Offer, ServingOptions
 from pipelines.swarm.streams.askers import Asker
 from pipelines.swarm.streams.quotas import Quota
 from pipelines.swarm.streams.server import Service
-from pipelines.training.peer.joining import Hear
+from pipelines.training.peer.entering import Hear
 from pipelines.training.peer.pausing import PauseSwitch
 from pipelines.training.repository.snapshot import RunSnapshot
 
@@ -70,7 +71,7 @@ class ServedLayers:
         return cls(model=model, epoch=int((snapshot.run_state or {}).get("epoch", 0)), layers=layers)
 
 
-class LayersOffer:
+class LayersOffer(Offer):
     """See `Offer`: consecutive layers."""
 
     def __init__(self, snapshot: RunSnapshot, options: ServingOptions, device: str) -> None:
@@ -80,7 +81,6 @@ class LayersOffer:
         self._memory = Quota("bytes of caches", per_peer=0, in_all=0)
 
     def choose(self, place: PlaceInSwarm, hear: Hear) -> Mapping[str, Any]:
-        """See `Offer.choose`."""
         self._place, self._peer = place, place.dht.peer_id.to_base58()
         self._watch = MoveWatch(self._peer)
         if self._options.layers() is None:
@@ -100,7 +100,6 @@ class LayersOffer:
         return [self._service]
 
     def record(self) -> Mapping[str, Any]:
-        """See `Offer.record`."""
         now = self._now
         return dict(
             state=self._state,
@@ -113,7 +112,6 @@ class LayersOffer:
         )
 
     def report(self) -> BlockReport:
-        """See `Offer.report`."""
         now = self._now
         return BlockReport(
             state=self._state,
@@ -125,7 +123,6 @@ class LayersOffer:
         )
 
     def renew(self, newest: RunSnapshot | None) -> Mapping[str, Any] | None:
-        """See `Offer.renew`."""
         if newest is not None:
             better = ServedLayers.find(newest, self._now.layers)
         elif self._options.layers() is None and (moved := self._better_layers()) is not None:
@@ -147,7 +144,7 @@ class LayersOffer:
 
     def _served(self, *, by_others: bool = False) -> list[ServedSpan]:
         """Return what is served of the same weights, by this peer too unless only others count."""
-        now, seen = self._now, served_spans(self._place.records.servers())
+        now, seen = self._now, served_spans(self._place.records.read(SERVERS))
         served = [span for span in seen if span.revision == now.model.revision and span.peer != self._peer]
         if not by_others:
             start, end, revision = now.layers.start, now.layers.stop, now.model.revision

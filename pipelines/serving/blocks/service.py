@@ -10,6 +10,7 @@ from pipelines.serving.fair_thread import FairThread
 from pipelines.swarm.streams.conversation import Conversation
 from pipelines.swarm.streams.frames import Kind
 from pipelines.swarm.streams.refusals import PeerSilentError, Refusal
+from pipelines.swarm.streams.server import Service
 
 SERVICE_NAME = "blocks"
 IDLE_SECONDS = 60.0
@@ -20,7 +21,7 @@ MOST_REPLACED = 1
 """How often layers are replaced while a session goes on: it keeps the weights in memory with which it began."""
 
 
-class BlocksService:
+class BlocksService(Service):
     """Answers clients one message at a time; of those that wait, the address that has had the least time is next.
 
     All computing is done in one thread, whose products use the machine's cores. Messages of different clients are never
@@ -39,11 +40,9 @@ class BlocksService:
         self._server, self._num_replaced = server, self._num_replaced + 1
 
     def about(self) -> Mapping[str, Any]:
-        """See `Service.about`."""
         return self._server.about()
 
     async def serve(self, conversation: Conversation) -> None:
-        """See `Service.serve`."""
         asker, num_replaced = conversation.asker, self._num_replaced
         session = BlockSession(self._server, asker)
         try:

@@ -19,10 +19,10 @@ from pipelines.serving.draw.requests import MOST_CANDIDATES
 from pipelines.serving.draw.service import DrawService
 from pipelines.serving.entering import PlaceInSwarm, weights_name
 from pipelines.serving.memory import free_memory, memory_for_others
-from pipelines.serving.offer import ServingOptions
+from pipelines.serving.offer import Offer, ServingOptions
 from pipelines.swarm.streams.quotas import Quota
 from pipelines.swarm.streams.server import Service
-from pipelines.training.peer.joining import Hear
+from pipelines.training.peer.entering import Hear
 from pipelines.training.peer.pausing import PauseSwitch
 from pipelines.training.repository.snapshot import RunSnapshot
 
@@ -44,7 +44,7 @@ class ServingReport:
     free_places: int
 
 
-class DrawingOffer:
+class DrawingOffer(Offer):
     """See `Offer`: whole pictures or texts, and the ranking of pictures."""
 
     rate: float
@@ -65,7 +65,6 @@ class DrawingOffer:
         return dict(revision=weights_name(self._first), epoch=(self._first.run_state or {}).get("epoch", 0))
 
     def open(self, stack: ExitStack, hear: Hear, switch: PauseSwitch) -> list[Service]:
-        """See `Offer.open`."""
         options, first = self._options, self._load(self._first)
         ranking = None
         if options.ranks:
@@ -88,7 +87,6 @@ class DrawingOffer:
         return [self.service, ranks]
 
     def record(self) -> Mapping[str, Any]:
-        """See `Offer.record`."""
         current, service = self.service.checkpoints.current, self.service
         return dict(
             state="draining" if service.engine.is_paused else "online",
@@ -101,7 +99,6 @@ class DrawingOffer:
         )
 
     def report(self) -> ServingReport:
-        """See `Offer.report`."""
         record = self.record()
         return ServingReport(
             **{name: record[name] for name in ("state", "epoch", "num_drawn", "free_places")},
@@ -110,7 +107,6 @@ class DrawingOffer:
         )
 
     def renew(self, newest: RunSnapshot | None) -> Mapping[str, Any] | None:
-        """See `Offer.renew`."""
         checkpoints = self.service.checkpoints
         if newest is not None:
             checkpoints.replace(self._load(newest))

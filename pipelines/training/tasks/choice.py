@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from pipelines.training.publishing.publishable_task import Processor, PublishableTask, RunRequest
 from pipelines.training.run.setting_list import Setting, settings_of_runs
-from pipelines.training.run.task import Processor, RunRequest, TrainingTask
 from pipelines.training.run.training_run import TrainingRun
 
 
@@ -12,7 +12,7 @@ from pipelines.training.run.training_run import TrainingRun
 class TaskKind:
     """How a task is created; its own libraries are imported on demand."""
 
-    open: Callable[[TrainingRun, str, str | None], TrainingTask]
+    open: Callable[[TrainingRun, str, str | None], PublishableTask]
     """Returns the task of a run, from its repository or folder and a commit."""
 
     compose: Callable[[RunRequest], tuple[TrainingRun, Processor]]
@@ -22,56 +22,30 @@ class TaskKind:
     """Returns the task's own settings, and those of a `model_type` where the task has several."""
 
 
-def _open_text_to_image(run: TrainingRun, place: str, revision: str | None) -> TrainingTask:
+def _text_to_image() -> TaskKind:
+    from pipelines.training.tasks.text_to_image.model import listed_settings
+    from pipelines.training.tasks.text_to_image.run_creation import compose
     from pipelines.training.tasks.text_to_image.task import TextToImageTask
 
-    return TextToImageTask(run, place, revision)
+    return TaskKind(open=TextToImageTask, compose=compose, settings=listed_settings)
 
 
-def _compose_text_to_image(request: RunRequest) -> tuple[TrainingRun, Processor]:
-    from pipelines.training.tasks.text_to_image.run_creation import compose
-
-    return compose(request)
-
-
-def _settings_of_text_to_image(model_type: str | None) -> list[Setting]:
-    from pipelines.training.tasks.text_to_image.model import listed_settings
-
-    return listed_settings(model_type)
-
-
-def _open_language_model(run: TrainingRun, place: str, revision: str | None) -> TrainingTask:
+def _language_modeling() -> TaskKind:
+    from pipelines.training.tasks.language_modeling.model import listed_settings
+    from pipelines.training.tasks.language_modeling.run_creation import compose
     from pipelines.training.tasks.language_modeling.task import LanguageModelingTask
 
-    return LanguageModelingTask(run, place, revision)
+    return TaskKind(open=LanguageModelingTask, compose=compose, settings=listed_settings)
 
 
-def _compose_language_model(request: RunRequest) -> tuple[TrainingRun, Processor]:
-    from pipelines.training.tasks.language_modeling.run_creation import compose
-
-    return compose(request)
-
-
-def _settings_of_language_model(model_type: str | None) -> list[Setting]:
-    from pipelines.training.tasks.language_modeling.model import listed_settings
-
-    return listed_settings(model_type)
-
-
-_LANGUAGE_MODEL = TaskKind(
-    open=_open_language_model, compose=_compose_language_model, settings=_settings_of_language_model
-)
-
-TASKS: dict[str, TaskKind] = {
-    "text-to-image": TaskKind(
-        open=_open_text_to_image, compose=_compose_text_to_image, settings=_settings_of_text_to_image
-    ),
-    "fill-mask": _LANGUAGE_MODEL,
-    "text-generation": _LANGUAGE_MODEL,
+TASKS: dict[str, Callable[[], TaskKind]] = {
+    "text-to-image": _text_to_image,
+    "fill-mask": _language_modeling,
+    "text-generation": _language_modeling,
 }
 
 
-def open_task(run: TrainingRun, place: str, revision: str | None = None) -> TrainingTask:
+def open_task(run: TrainingRun, place: str, revision: str | None = None) -> PublishableTask:
     """Return the run's task; `place` is the run's repository, or a folder with its files. Nothing is read yet.
 
     `revision` is the repository's commit from which the run was read; None: the newest one, and for a folder.
@@ -106,4 +80,4 @@ def _kind(task: str, who: str) -> TaskKind:
             f"{who} the task {task!r}; this package knows {', '.join(TASKS)}. "
             "A newer one may know it: pip install -U dalle-collab"
         )
-    return TASKS[task]
+    return TASKS[task]()

@@ -232,14 +232,13 @@ class Route:
         self._links.clear()
 
 
-class LocalSwarm:
+class LocalSwarm(Swarm):
     """Spans on this machine in place of others' servers: the same code, nobody else."""
 
     def __init__(self, servers: Mapping[str, BlockServer]) -> None:
         self._servers, self.avoided = dict(servers), AvoidedServers()
 
     def served(self) -> list[ServedSpan]:
-        """See `Swarm.served`."""
         return [
             ServedSpan(
                 peer=name,
@@ -253,11 +252,10 @@ class LocalSwarm:
         ]
 
     def connect(self, peer: str) -> "LocalLink":
-        """See `Swarm.connect`."""
         return LocalLink(self._servers[peer])
 
 
-class LocalLink:
+class LocalLink(ServerLink):
     """A session on this machine."""
 
     round_trip_seconds = 0.0
@@ -266,9 +264,7 @@ class LocalLink:
         self._session = BlockSession(server, Asker("this machine"))
 
     def ask(self, body: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Answer:
-        """See `ServerLink.ask`."""
         return self._session.answer(body, tensors)
 
     def close(self) -> None:
-        """See `ServerLink.close`."""
         self._session.close()

@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from pipelines.serving.avoided import AvoidedServers
+from pipelines.serving.blocks.client.route import ServerLink, Swarm
 from pipelines.serving.blocks.discovery import served_spans
 from pipelines.serving.blocks.routing import ServedSpan
 from pipelines.serving.blocks.service import MOST_MESSAGE_BYTES, SERVICE_NAME
@@ -31,7 +32,7 @@ STALL_SECONDS = 60.0
 """Longest wait for an answer of a server that sends heartbeats, if ten of its usual answers do not take longer."""
 
 
-class StreamSwarm:
+class StreamSwarm(Swarm):
     """The servers of a run; see `Swarm`. Methods may be called from any thread but the loop's."""
 
     def __init__(self, place: AskingPlace, *, avoided: AvoidedServers | None = None) -> None:
@@ -43,7 +44,6 @@ class StreamSwarm:
         self._read_at = -SECONDS_BETWEEN_READINGS
 
     def served(self) -> Sequence[ServedSpan]:
-        """See `Swarm.served`."""
         with self._lock:
             is_old = time.monotonic() - self._read_at >= SECONDS_BETWEEN_READINGS
             if is_old:
@@ -62,7 +62,6 @@ class StreamSwarm:
         self._found = served_spans(self._place.servers(), names_users=self._place.names_users)
 
     def connect(self, peer: str) -> "StreamLink":
-        """See `Swarm.connect`."""
         limits = dict(most_tensor_bytes=MOST_MESSAGE_BYTES, open_seconds=OPEN_SECONDS)
         opening = self._place.open(peer, SERVICE_NAME, **limits)
         link = StreamLink(self._place.loop, *self._place.loop.call(opening))
@@ -94,7 +93,7 @@ def join_as_client(
             swarm.close()
 
 
-class StreamLink:
+class StreamLink(ServerLink):
     """A conversation with a block server, one question at a time."""
 
     def __init__(self, loop: PeerLoop, conversation: Conversation, about: Mapping[str, Any]) -> None:

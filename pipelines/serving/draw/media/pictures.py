@@ -20,23 +20,20 @@ if TYPE_CHECKING:
 CPU = torch.device("cpu")
 
 
-class Pictures:
+class Pictures(Medium):
     """See `Medium`."""
 
     product, unit = "picture", "image codes"
 
     def check(self, ids: Tensor, given: Tensor | None, options: SamplingOptions, config: PretrainedConfig) -> None:
-        """See `Medium`."""
         check_text(ids, cast("DalleCollabConfig", config), CPU)
         if given is not None:
             check_image_prompt(given, cast("DalleCollabConfig", config), CPU, batch=1)
 
     def usual_options(self, config: PretrainedConfig) -> SamplingOptions:
-        """See `Medium`."""
         return SamplingOptions()
 
     def num_places(self, options: SamplingOptions, config: PretrainedConfig) -> int:
-        """See `Medium`."""
         return min(options.num_image_codes or config.num_image_codes, config.num_image_codes)
 
     def num_numbers(self, options: SamplingOptions, config: PretrainedConfig) -> int:
@@ -44,7 +41,6 @@ class Pictures:
         return config.num_image_codes
 
     def num_symbols(self, config: PretrainedConfig) -> int:
-        """See `Medium`."""
         return config.codebook_size
 
     def every(self, config: PretrainedConfig) -> int:
@@ -52,24 +48,19 @@ class Pictures:
         return config.image_grid_size
 
     def needed_bytes(self, asked: "DrawRequest", config: PretrainedConfig) -> int:
-        """See `Medium`."""
         return needed_bytes(config, len(asked.candidates), is_guided=asked.wish.options.guidance_scale != 1)
 
     def most_bytes_of_one(self, config: PretrainedConfig) -> int:
-        """See `Medium`."""
         return needed_bytes(config, 1, is_guided=True)
 
     def ids_of(self, processor: DalleCollabProcessor, prompt: str) -> Tensor:
-        """See `Medium`."""
         return torch.as_tensor(processor(text=[prompt])["input_ids"])
 
     def rules_of(self, processor: DalleCollabProcessor) -> str:
-        """See `Medium`."""
         rules = processor.tokenizer.backend_tokenizer.to_str()
         return f"{processor.text_sequence_length} {processor.pad_token_id} {rules}"
 
     def read(self, folder: Path) -> tuple[DalleCollabProcessor, DalleCollabConfig]:
-        """See `Medium`."""
         processor = DalleCollabProcessor.from_pretrained(folder, trust_remote_code=False)
         return processor, DalleCollabConfig.from_pretrained(folder)
 
@@ -80,7 +71,6 @@ class Pictures:
         return parts
 
     def rounded(self, model: PreTrainedModel, precision: str) -> None:
-        """See `Medium`."""
         if precision == "int8":
             cast("DalleCollabForConditionalGeneration", model).use_int8_weights()
         elif precision == "bfloat16":
@@ -93,7 +83,6 @@ class Pictures:
         numbers: Tensor,
         num_candidates: int,
     ) -> Iterator[Tensor]:
-        """See `Medium`."""
         given = [wish.image_prompt for wish in wishes if wish.image_prompt is not None]
         return model.stream_image_codes(
             torch.cat([wish.input_ids for wish in wishes]).to(model.device),
@@ -105,7 +94,6 @@ class Pictures:
         )
 
     def measuring(self, model: DalleCollabForConditionalGeneration, num_candidates: int) -> Iterator[int]:
-        """See `Medium`."""
         input_ids = torch.full((1, model.config.text_sequence_length), model.config.pad_token_id, device=model.device)
         for codes in model.stream_image_codes(input_ids, every=1, num_candidates=num_candidates):
             yield codes.shape[2]

@@ -41,13 +41,12 @@ class WritingParts:
     epoch: int | None = None
 
 
-class Texts:
+class Texts(Medium):
     """See `Medium`."""
 
     product, unit = "text", "tokens"
 
     def check(self, ids: Tensor, given: Tensor | None, options: SamplingOptions, config: PretrainedConfig) -> None:
-        """See `Medium`."""
         if given is not None or options.guidance_scale != 1:
             raise ValueError("A text has neither an image prompt nor guidance.")
         if ids.dtype not in (torch.int32, torch.int64) or not ids.shape[1]:
@@ -69,7 +68,6 @@ class Texts:
         return SamplingOptions(num_image_codes=min(USUAL_TOKENS, config.max_position_embeddings // 2))
 
     def num_places(self, options: SamplingOptions, config: PretrainedConfig) -> int:
-        """See `Medium`."""
         assert options.num_image_codes is not None, "see `check`"
         return options.num_image_codes
 
@@ -78,32 +76,25 @@ class Texts:
         return self.num_places(options, config)
 
     def num_symbols(self, config: PretrainedConfig) -> int:
-        """See `Medium`."""
         return config.vocab_size
 
     def every(self, config: PretrainedConfig) -> int:
-        """See `Medium`."""
         return EVERY
 
     def needed_bytes(self, asked: "DrawRequest", config: PretrainedConfig) -> int:
-        """See `Medium`."""
         num_text, number = asked.wish.input_ids.shape[1], len(asked.candidates)
         return _needed_bytes(config, num_text, number, self.num_places(asked.wish.options, config))
 
     def most_bytes_of_one(self, config: PretrainedConfig) -> int:
-        """See `Medium`."""
         return _needed_bytes(config, config.max_position_embeddings, 1, 0)
 
     def ids_of(self, processor: Any, prompt: str) -> Tensor:
-        """See `Medium`."""
         return torch.tensor([processor(prompt, verbose=False)["input_ids"]], dtype=torch.int64)
 
     def rules_of(self, processor: Any) -> str:
-        """See `Medium`."""
         return processor.backend_tokenizer.to_str()
 
     def read(self, folder: Path) -> tuple[Any, PretrainedConfig]:
-        """See `Medium`."""
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         if missing := [name for name in NEEDED_SIZES if not isinstance(getattr(config, name, None), int)]:
             raise ValueError(
@@ -115,7 +106,6 @@ class Texts:
         return tokenizer, config
 
     def load(self, folder: Path, *, precision: str, device: str) -> WritingParts:
-        """See `Medium`."""
         tokenizer, _ = self.read(folder)
         kind: Any = AutoModelForCausalLM  # transformers does not declare what it returns with the loading info
         model, found = kind.from_pretrained(
@@ -129,7 +119,6 @@ class Texts:
         return WritingParts(name=str(folder), model=model, processor=tokenizer, epoch=epoch)
 
     def rounded(self, model: PreTrainedModel, precision: str) -> None:
-        """See `Medium`."""
         if precision == "int8":
             raise ValueError("int8 is for runs that draw pictures; a language model is served in float32 or bfloat16.")
         if precision == "bfloat16":
@@ -138,7 +127,6 @@ class Texts:
     def stream(
         self, model: PreTrainedModel, wishes: Sequence["Wish"], numbers: Tensor, num_candidates: int
     ) -> Iterator[Tensor]:
-        """See `Medium`."""
         options, every = wishes[0].options, wishes[0].every
         input_ids = torch.cat([wish.input_ids for wish in wishes])
         length, tokens = self.num_places(options, model.config), list[Tensor]()
@@ -159,7 +147,6 @@ class Texts:
 
     @torch.no_grad()
     def logits_behind(self, model: PreTrainedModel, wish: "Wish", codes: Tensor) -> Tensor:
-        """See `Medium`."""
         prompt = wish.input_ids.expand(len(codes), -1)
         whole = torch.cat([prompt, codes[:, :-1]], dim=1).to(model.device)
         logits = model(whole, use_cache=False, logits_to_keep=codes.shape[1]).logits

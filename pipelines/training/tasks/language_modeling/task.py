@@ -21,10 +21,11 @@ from pipelines.memory_estimate.estimate import count_parameters, estimate_traini
 from pipelines.memory_estimate.model_presets import ModelSizes
 from pipelines.memory_estimate.settings import MemoryEstimate, MemorySettings
 from pipelines.training.card.run_card import run_card
+from pipelines.training.publishing.publishable_task import CheckpointFacts, PublishableTask
 from pipelines.training.run.block_order import BlockOrder
 from pipelines.training.run.span_source import SpanSource, WholeDataset
 from pipelines.training.run.spans import Span
-from pipelines.training.run.task import Batch, BatchSize, CheckpointFacts, NamedBatch, size_of_next
+from pipelines.training.run.task import Batch, BatchSize, NamedBatch, size_of_next
 from pipelines.training.run.training_run import TrainingRun, stable_seed
 from pipelines.training.tasks.language_modeling.documents import (
     check_dataset,
@@ -52,7 +53,7 @@ from pipelines.training.tasks.streaming import check_pass, passes_through_outage
 EVALUATION_BATCH_SIZE = 8
 
 
-class LanguageModelingTask:
+class LanguageModelingTask(PublishableTask):
     """Trains a masked or a causal language model on a dataset of text; see `TrainingTask`.
 
     Weights, and so the target batch, count predicted tokens: all but the first of a sequence of `text-generation`,
@@ -86,12 +87,10 @@ class LanguageModelingTask:
         return self.settings.sample_weight(self.run.task)
 
     def check(self) -> None:
-        """See `TrainingTask.check`."""
         check_tokenizer_fits(self.tokenizer, self.config, self.run.task, self.settings)
         check_dataset(self.run, self.settings)
 
     def new_model(self) -> PreTrainedModel:
-        """See `TrainingTask.new_model`."""
         return initial_model(self.run, self.settings)
 
     def compiling_pays(self) -> bool:
@@ -174,7 +173,7 @@ class LanguageModelingTask:
         return total, int((labels != IGNORED).sum())
 
     def save(self, folder: Path, model: PreTrainedModel) -> None:
-        """See `TrainingTask.save`: safetensors and tokenizer, which transformers loads without further code."""
+        """See `PublishableTask.save`: safetensors and tokenizer, which transformers loads without further code."""
         model.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
 
@@ -183,7 +182,6 @@ class LanguageModelingTask:
         return {}
 
     def card(self, facts: CheckpointFacts) -> str:
-        """See `TrainingTask.card`."""
         return run_card(self.run, facts, card_parts(self.run, self.settings, facts))
 
     def draw(self, model: torch.nn.Module, prompts: Sequence[str]) -> Image | None:
@@ -191,12 +189,10 @@ class LanguageModelingTask:
         return None
 
     def memory(self, settings: MemorySettings) -> MemoryEstimate:
-        """See `TrainingTask.memory`."""
         settings = settings.replace(sequence_length=settings.sequence_length or self.settings.sequence_length)
         return estimate_training_memory(self._model_sizes, settings)
 
     def num_parameters(self) -> int:
-        """See `TrainingTask.num_parameters`."""
         return count_parameters(self._model_sizes)
 
     @property

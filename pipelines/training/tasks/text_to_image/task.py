@@ -16,10 +16,11 @@ from pipelines.memory_estimate.estimate import count_parameters, estimate_traini
 from pipelines.memory_estimate.model_presets import ModelSizes
 from pipelines.memory_estimate.settings import MemoryEstimate, MemorySettings
 from pipelines.training.card.run_card import run_card
+from pipelines.training.publishing.publishable_task import CheckpointFacts, PublishableTask
 from pipelines.training.run.block_order import BlockOrder
 from pipelines.training.run.span_source import SpanSource, WholeDataset
 from pipelines.training.run.spans import Span
-from pipelines.training.run.task import Batch, BatchSize, CheckpointFacts, NamedBatch, num_samples, size_of_next
+from pipelines.training.run.task import Batch, BatchSize, NamedBatch, num_samples, size_of_next
 from pipelines.training.run.training_run import TrainingRun, stable_seed
 from pipelines.training.tasks.text_to_image.held_out_evaluation import held_out_batches
 from pipelines.training.tasks.text_to_image.image_code_stream import (
@@ -36,7 +37,7 @@ from pipelines.training.tasks.text_to_image.reel_drawing import ReelDrawer
 from pipelines.training.tasks.text_to_image.run_creation import check_codec_fits, check_dataset_fits
 
 
-class TextToImageTask:
+class TextToImageTask(PublishableTask):
     """Trains `DalleCollabForConditionalGeneration` on a dataset of image codes; see `TrainingTask`."""
 
     sample_weight = 1.0
@@ -61,12 +62,10 @@ class TextToImageTask:
         return dataset_layout(self.run.dataset_repository, self.run.dataset_revision)
 
     def check(self) -> None:
-        """See `TrainingTask.check`."""
         check_codec_fits(self.layout, self.processor.image_codec_fingerprint, self.run.dataset_repository)
         check_dataset_fits(self.run, self.layout)
 
     def new_model(self) -> DalleCollabForConditionalGeneration:
-        """See `TrainingTask.new_model`."""
         return initial_model(self.run)
 
     def compiling_pays(self) -> bool:
@@ -79,7 +78,6 @@ class TextToImageTask:
         return through_outages(partial(training_blocks, self.run.dataset_repository, self.run.dataset_revision))
 
     def block_order(self, *labels: object) -> BlockOrder:
-        """See `TrainingTask.block_order`."""
         return BlockOrder(lambda: len(self.blocks.shards), self._sizes, stable_seed(self.run.seed, *labels))
 
     def _sizes(self, shard: int) -> Sequence[int]:
@@ -88,7 +86,6 @@ class TextToImageTask:
     def batches(
         self, *, batch_size: BatchSize, seed: int, shuffle_buffer_size: int, spans: SpanSource | None = None
     ) -> Iterator[Batch]:
-        """See `TrainingTask.batches`."""
         through_outages(partial(check_size, self.blocks, self.run.dataset_repository, size_of_next(batch_size)))
         return stream_batches(
             self.blocks,
@@ -101,7 +98,6 @@ class TextToImageTask:
         )
 
     def read_again(self, spans: Sequence[Span], num_batches: int) -> Iterator[NamedBatch]:
-        """See `TrainingTask.read_again`."""
         return read_batches_again(
             self.blocks,
             spans,
@@ -113,11 +109,9 @@ class TextToImageTask:
         )
 
     def held_out_batches(self) -> Sequence[Batch]:
-        """See `TrainingTask.held_out_batches`."""
         return held_out_batches(self.run, self.processor, self.config.num_image_codes)
 
     def made_up_batch(self, size: int) -> Batch:
-        """See `TrainingTask.made_up_batch`."""
         input_ids = torch.ones(size, self.config.text_sequence_length, dtype=torch.int64)
         return image_code_batch(input_ids, torch.zeros(size, self.config.num_image_codes, dtype=torch.int64))
 
@@ -127,7 +121,6 @@ class TextToImageTask:
         return model(**batch, return_logits=False).loss * number, number
 
     def save(self, folder: Path, model: torch.nn.Module) -> None:
-        """See `TrainingTask.save`."""
         model.save_pretrained(folder)
         self.processor.save_pretrained(folder)
         copy_codec_code(folder)
@@ -137,11 +130,10 @@ class TextToImageTask:
         return {"codec": (self.processor.image_codec_repository, self.processor.image_codec_revision)}
 
     def card(self, facts: CheckpointFacts) -> str:
-        """See `TrainingTask.card`."""
         return run_card(self.run, facts, card_parts(self.run, self.config, facts))
 
     def draw(self, model: torch.nn.Module, prompts: Sequence[str]) -> Image:
-        """See `TrainingTask.draw`: one row of pictures for each prompt."""
+        """See `PublishableTask.draw`: one row of pictures for each prompt."""
         return self._drawer.draw(model, prompts)
 
     @cached_property
@@ -149,11 +141,9 @@ class TextToImageTask:
         return ReelDrawer(self.processor)
 
     def memory(self, settings: MemorySettings) -> MemoryEstimate:
-        """See `TrainingTask.memory`."""
         return estimate_training_memory(self._model_sizes, settings.replace(recompute=self.config.recompute))
 
     def num_parameters(self) -> int:
-        """See `TrainingTask.num_parameters`."""
         return count_parameters(self._model_sizes)
 
     @property
