@@ -424,9 +424,7 @@ class TrustedAllReduceRunner(AllReduceRunner):
             return
         open_streams.add(number)
         if len(open_streams) == len(self._own_streams.numbers):
-            self.active_senders.add(sender)
-        if len(self.active_senders) == len(self.sender_peer_ids):
-            self.all_senders_started.set()
+            self._note_begun(sender)
         all_received = asyncio.Event()
         parts = attach_event_on_finished(achain(as_aiter(first), stream), all_received)
         answers = self._reducing.answers_to_stream(
@@ -467,6 +465,12 @@ class TrustedAllReduceRunner(AllReduceRunner):
             self.lost_senders.add(peer_id)
             self._round.name(peer_id, Offence.SILENT)
         await super()._ban_sender(peer_id)
+        self._note_begun(peer_id)  # nobody waits for the streams that it has not opened yet
+
+    def _note_begun(self, peer_id: PeerID) -> None:
+        self.active_senders.add(peer_id)
+        if len(self.active_senders) == len(self.sender_peer_ids):
+            self.all_senders_started.set()
 
     def _check_answer(
         self,

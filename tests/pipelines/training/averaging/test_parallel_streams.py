@@ -199,7 +199,9 @@ def test_a_sender_that_has_not_signed_its_part_is_left_out_and_named(make_runner
 
     async def run():
         runner = make_runner(Forged())
-        return await codes_of_answers(runner, stream_hello(GROUP, 0)), runner.offences, runner.banned_senders
+        codes = await codes_of_answers(runner, stream_hello(GROUP, 0))
+        assert runner.all_senders_started.is_set(), "nobody waits for its other streams"
+        return codes, runner.offences, runner.banned_senders
 
     codes, offences, banned = asyncio.run(run())
     assert codes == [averaging_pb2.ACCEPTED, averaging_pb2.PROTOCOL_VIOLATION]
