@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from pipelines.evaluation.report import EvaluationReport
     from pipelines.generation.installed_pipeline import InstalledTextToImagePipeline
     from pipelines.generation.text_to_image import RankedImage
+    from pipelines.joining.collaborating import collaborate as collaborate
     from pipelines.serving.blocks.client.distributed_model import DistributedModel as DistributedModel
     from pipelines.serving.blocks.client.stream_swarm import join_as_client as connect
     from pipelines.serving.blocks.layers_offer import BlockReport
     from pipelines.serving.draw.drawing_offer import ServingReport
     from pipelines.swarm.network_options import NetworkOptions as NetworkOptions
-    from pipelines.training.peer.collaborating import collaborate as collaborate
     from pipelines.training.peer.reports import StepReport
     from pipelines.training.run.compute_options import ComputeOptions as ComputeOptions
     from pipelines.training.run.training_run import TrainingRun as TrainingRun
@@ -51,7 +51,7 @@ _PLACES = {
     "LocalHub": "hub_tools.local_hub.local_hub_process:LocalHub",
     "NetworkOptions": "pipelines.swarm.network_options:NetworkOptions",
     "TrainingRun": "pipelines.training.run.training_run:TrainingRun",
-    "collaborate": "pipelines.training.peer.collaborating:collaborate",
+    "collaborate": "pipelines.joining.collaborating:collaborate",
     "connect": "pipelines.serving.blocks.client.stream_swarm:join_as_client",
     "publish_dataset": "hub_tools.publishing.dataset_publishing:publish_dataset",
     "publish_folder": "hub_tools.publishing.folder_publishing:publish_folder",
@@ -170,8 +170,8 @@ def join(
         AdmissionRefusedError: the run's authority does not admit this user, or no longer does.
         ConnectionError: the Hub, the authority or the swarm cannot be reached.
     """
+    from pipelines.joining.join_run import join_run
     from pipelines.swarm.network_options import NetworkOptions
-    from pipelines.training.peer.joining import join_run
     from pipelines.training.run.compute_options import ComputeOptions
     from pipelines.training.tasks.choice import open_task
 

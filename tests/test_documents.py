@@ -81,8 +81,8 @@ def test_the_keys_in_the_protocol_are_those_of_the_code():
     named = set(re.findall(r"`\{swarm_id\}_([a-z_]+?)(?:_\{(?:epoch|number)\})?(?:\.0b)?`", read("protocol.md")))
     text = "\n".join(path.read_text(encoding="utf-8") for path in sources())
     assert not {key for key in named if not re.search(rf"\b_?{key}\b", text)}
-    schemas = {name.partition(".")[2] for path in sources() for name in names_in(path) if "_SwarmRecords." in name}
-    assert schemas and schemas | {"progress", "grad_averager", "leases"} == named
+    kinds = set(re.findall(r"RecordKind\(\s*\"([a-z_]+)\"", text))
+    assert "metrics" in kinds and kinds | {"admissions", "grad_averager"} == named
 
 
 def test_the_calls_in_the_protocol_are_those_of_the_code():

@@ -29,6 +29,9 @@ PROCESSES = "pipelines.process_table"
 ARITHMETIC = ("pipelines.equal_arithmetic", "pipelines.block_quantisation")
 REDUCE = f"{AVERAGING}.reduce"
 LEDGER = "pipelines.training.ledger"
+SERVERS, SIGNING, JOINING = "pipelines.features.servers", "pipelines.training.signing", "pipelines.joining"
+ALL_RECORDS = "pipelines.all_records"
+PUBLISHABLE = "pipelines.training.publishing.publishable_task"
 SPARSE = "pipelines.training.sparse"
 
 MAY_IMPORT = {
@@ -49,29 +52,35 @@ MAY_IMPORT = {
     SWARM: (f"{HUB}.printing", ADMISSION, CHILDREN, TIME),
     MEMORY: LIBRARIES,
     f"{MEMORY}.models": (MODEL,),
-    RUN: (f"{ADMISSION}.settings", MEMORY, HUB),
+    RUN: (f"{ADMISSION}.settings", HUB),
+    PUBLISHABLE: (RUN, f"{MEMORY}.settings"),
     OPTIMIZERS: (RUN, *ARITHMETIC),
     GRADIENTS: (RUN, THREADS),
-    REPOSITORY: (RUN, TIME, MEMORY, HUB),
+    SIGNING: (HUB,),
+    REPOSITORY: (RUN, PUBLISHABLE, SIGNING, TIME, MEMORY, HUB),
+    SERVERS: (ADMISSION, SWARM),
+    ALL_RECORDS: (SERVERS, LEDGER),
     REDUCE: (RUN, *ARITHMETIC),
     f"{AVERAGING}.wire": (RUN, REDUCE, *ARITHMETIC),
     f"{AVERAGING}.group": (RUN,),
     f"{AVERAGING}.bandwidth": (RUN, SWARM, HUB),
     SPARSE: ARITHMETIC,
     AVERAGING: (RUN, SPARSE, ADMISSION, SWARM, CHILDREN, *ARITHMETIC),
-    METRICS: (RUN, REPOSITORY, SWARM, LEDGER, HUB),
-    CARD: (RUN, METRICS, HUB),
-    STATE: (OPTIMIZERS, REPOSITORY, ADMISSION, SWARM, AVERAGING, HUB),
-    LEDGER: (RUN, REPOSITORY, SWARM, STATE, GRADIENTS, OPTIMIZERS, HUB),
+    METRICS: (RUN, REPOSITORY, SIGNING, SWARM, LEDGER, HUB),
+    CARD: (RUN, PUBLISHABLE, METRICS, HUB),
+    STATE: (OPTIMIZERS, SIGNING, ADMISSION, SWARM, AVERAGING, HUB),
+    LEDGER: (RUN, SIGNING, SWARM, STATE, GRADIENTS, OPTIMIZERS, f"{PEER}.data_lease", HUB),
     SWARM_OPTIMIZER: (RUN, OPTIMIZERS, GRADIENTS, SPARSE, ADMISSION, SWARM, AVERAGING, STATE, CHILDREN),
     STREAMING: (RUN, HUB),
-    TASK: (RUN, STATE, METRICS, CARD, STREAMING, MEMORY, CODES, *LIBRARIES),
-    LANGUAGE: (RUN, STATE, METRICS, CARD, STREAMING, MEMORY, HUB, *BLOCKS),
+    TASK: (RUN, PUBLISHABLE, STATE, METRICS, CARD, STREAMING, MEMORY, CODES, *LIBRARIES),
+    LANGUAGE: (RUN, PUBLISHABLE, STATE, METRICS, CARD, STREAMING, MEMORY, HUB, *BLOCKS),
     PEER: (
-        *(RUN, REPOSITORY, ADMISSION, OPTIMIZERS, GRADIENTS, SWARM, AVERAGING, STATE, LEDGER, SWARM_OPTIMIZER),
+        *(RUN, ADMISSION, OPTIMIZERS, GRADIENTS, SWARM, AVERAGING, STATE, SWARM_OPTIMIZER),
         *(DEVICES, THREADS, f"{HUB}.processes"),
     ),
+    JOINING: ("pipelines.training", ADMISSION, SWARM, ALL_RECORDS),
     AUXILIARY: (
+        *(SERVERS, SIGNING, ALL_RECORDS, PUBLISHABLE),
         *(
             RUN,
             PEER,
@@ -88,7 +97,7 @@ MAY_IMPORT = {
             HUB,
         ),
     ),
-    TASKS: (RUN, GRADIENTS),
+    TASKS: (RUN, PUBLISHABLE, GRADIENTS),
     "pipelines.data_preparation": (CODES, DEVICES, HUB),
     "pipelines.clip": (CODES, PROGRESS, HUB),
     "pipelines.generation": ("pipelines.clip", CODES, MEMORY, PROGRESS, DEVICES, THREADS, *LIBRARIES),
@@ -107,13 +116,15 @@ MAY_IMPORT = {
     ),
     "pipelines.finetuning": (RUN, TASK, CODES, MEMORY, *LIBRARIES),
     "pipelines.conversion": (CODES, MODEL, f"{HUB}.printing"),
-    "pipelines.doctor": ("pipelines.training", ADMISSION, SWARM, MEMORY, CODES, *LIBRARIES),
+    "pipelines.doctor": ("pipelines.training", SERVERS, ADMISSION, SWARM, MEMORY, CODES, *LIBRARIES),
     "pipelines.serving": (
         *("pipelines.training", "pipelines.generation", "pipelines.doctor"),
-        *(ADMISSION, SWARM, DEVICES, PROGRESS, CODES, *LIBRARIES),
+        *(SERVERS, ALL_RECORDS, ADMISSION, SWARM, DEVICES, PROGRESS, CODES, *LIBRARIES),
     ),
-    "pipelines.pages.dashboard.swarm": ("pipelines.training", "pipelines.pages.line_program", ADMISSION, SWARM, HUB),
-    "pipelines.pages.dashboard": ("pipelines.training", f"{SWARM}.servers.layers", "pipelines.pages.text", HUB),
+    "pipelines.pages.dashboard.swarm": (
+        *("pipelines.training", "pipelines.pages.line_program", SERVERS, ALL_RECORDS, ADMISSION, SWARM, HUB),
+    ),
+    "pipelines.pages.dashboard": ("pipelines.training", f"{SERVERS}.layers", "pipelines.pages.text", HUB),
     "pipelines.pages.dataset": ("pipelines.data_preparation", "pipelines.pages.text", CODES, HUB),
     "pipelines.pages.drawing.volunteers": (
         *("pipelines.serving.draw", "pipelines.generation", f"{PEER}.process_group", "pipelines.pages.line_program"),
@@ -140,6 +151,7 @@ MAY_IMPORT = {
         "pipelines.serving",
         "pipelines.generation",
         ADMISSION,
+        JOINING,
         SWARM,
         PROCESSES,
         CODES,
@@ -153,7 +165,7 @@ MAY_IMPORT = {
 MOST_MODULES = 12
 """Modules in a folder besides `__init__`; the model's files travel flat and are excepted."""
 
-MOST_FLOORS = 7
+MOST_FLOORS = 9
 """Folders of `training` that stand on each other."""
 
 PRICED = {
@@ -170,6 +182,7 @@ PRICED = {
     ),
     "hivemind": (
         "pipelines/swarm/",
+        "pipelines/features/servers/",
         "pipelines/admission/",
         "pipelines/training/averaging/",
         "pipelines/training/state/",

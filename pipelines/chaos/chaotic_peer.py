@@ -87,8 +87,9 @@ def main(settings: ChaoticPeerSettings) -> None:
     events = EventLog(events_file(folder, settings.name))
     events.write("started", pid=os.getpid(), guard=guard)
     from pipelines.chaos.faults.hostile_peers import HostileGradientAverager
+    from pipelines.joining.join_run import join_run
     from pipelines.swarm.network_options import NetworkOptions
-    from pipelines.training.peer.joining import PeerParts, join_run
+    from pipelines.training.peer.entering import PeerParts
     from pipelines.training.repository.snapshot import RunSnapshot
     from pipelines.training.run.compute_options import ComputeOptions
     from pipelines.training.run.training_run import stable_seed

@@ -120,8 +120,8 @@ def serve() -> None:
     import transformers  # noqa: F401
 
     from hub_tools.endpoint import prepare_hub_client
+    from pipelines.joining import join_run  # noqa: F401
     from pipelines.training.auxiliary import assisting  # noqa: F401
-    from pipelines.training.peer import joining  # noqa: F401
     from pipelines.training.tasks.text_to_image import task  # noqa: F401
 
     prepare_hub_client()

@@ -22,16 +22,18 @@ from pipelines.doctor.link_checks import check_round, remembered_link
 from pipelines.doctor.machine import Machine, read_machine
 from pipelines.doctor.machine_checks import PACKAGE, PeerNeeds
 from pipelines.doctor.peer_needs import checkpoint_bytes, peer_needs, server_needs
+from pipelines.features.servers.complaints import COMPLAINTS
+from pipelines.features.servers.server_record import SERVERS
 from pipelines.swarm.dialling import parse_address, port_objection
 from pipelines.swarm.network_options import NetworkOptions
-from pipelines.swarm.probe import STARTUP_TIMEOUTS, probe_swarm
-from pipelines.swarm.probe_result import SwarmFinding
+from pipelines.swarm.probing.probe import STARTUP_TIMEOUTS, probe_swarm
+from pipelines.swarm.probing.probe_result import SwarmFinding
 from pipelines.training.averaging.wire.codec import averaging_compression, check_codec
+from pipelines.training.publishing.publishable_task import PublishableTask
 from pipelines.training.repository.organiser import link_file
 from pipelines.training.repository.snapshot import RunSnapshot
 from pipelines.training.run.compute_options import ComputeOptions
 from pipelines.training.run.door import door_of
-from pipelines.training.run.task import TrainingTask
 from pipelines.training.run.training_run import TrainingRun
 from pipelines.training.tasks.choice import open_task
 
@@ -48,7 +50,7 @@ class OpenedRun:
     snapshot: RunSnapshot
     """The run's repository when the examination started."""
 
-    task: TrainingTask
+    task: PublishableTask
 
     @property
     def run(self) -> TrainingRun:
@@ -229,7 +231,7 @@ def check_link(examination: Examination, run: TrainingRun) -> CheckResult:
     return check_round(run, _needs(examination).num_parameters, measured, limit)
 
 
-def check_data(examination: Examination, task: TrainingTask) -> Iterator[CheckResult]:
+def check_data(examination: Examination, task: PublishableTask) -> Iterator[CheckResult]:
     """Check that the dataset is there, fits the run, and that records arrive."""
     result = hub_checks.check_dataset(task)
     yield result
@@ -282,6 +284,7 @@ def look_at_swarm(examination: Examination, run: TrainingRun) -> tuple[list[Chec
             startup_timeouts=examination.startup_timeouts,
             authorizer=authorizer_of(admission),
             check=TokenCheck(run.run_id, run.authorization_key),
+            kinds=(SERVERS, COMPLAINTS),
             now=examination.now,
             announce=examination.announce,
         )

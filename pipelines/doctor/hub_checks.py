@@ -16,7 +16,8 @@ from huggingface_hub.utils import get_session
 from hub_tools.endpoint import current_endpoint
 from hub_tools.one_line_errors import explain_error
 from pipelines.doctor.check_result import CheckResult, fail, ok, warn
-from pipelines.training.run.task import Batch, TrainingTask
+from pipelines.training.publishing.publishable_task import PublishableTask
+from pipelines.training.run.task import Batch
 
 Value = TypeVar("Value")
 
@@ -94,7 +95,7 @@ def check_token() -> tuple[CheckResult, dict[str, Any] | None]:
     return ok(name, f"you are {caller['name']}"), caller
 
 
-def check_dataset(task: TrainingTask) -> CheckResult:
+def check_dataset(task: PublishableTask) -> CheckResult:
     """Check that the dataset at the run's revision, the processor and the model match."""
     name, run = "dataset", task.run
     try:
@@ -104,7 +105,7 @@ def check_dataset(task: TrainingTask) -> CheckResult:
     return ok(name, f"{run.dataset_repository} at {run.dataset_revision[:12]} fits the run's model and processor")
 
 
-def check_stream(task: TrainingTask, micro_batch_size: int) -> CheckResult:
+def check_stream(task: PublishableTask, micro_batch_size: int) -> CheckResult:
     """Read a few micro-batches through the training reader, and time them."""
     name, expected = "data stream", f"the first micro-batch within {SLOW_FIRST_BATCH_SECONDS:.0f} s"
     started = time.monotonic()

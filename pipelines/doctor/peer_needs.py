@@ -3,9 +3,9 @@
 from hub_tools.foreign.downloads import listed_files
 from pipelines.doctor.machine_checks import PeerNeeds
 from pipelines.memory_estimate.settings import MemorySettings
+from pipelines.training.publishing.publishable_task import PublishableTask
 from pipelines.training.repository.snapshot import RunSnapshot
 from pipelines.training.run.compute_options import ComputeOptions
-from pipelines.training.run.task import TrainingTask
 
 SHARED_BYTES_PER_PARAMETER = 8
 """float32 parameters and gradients of the offloaded optimizer are in /dev/shm, shared with the averagers."""
@@ -17,7 +17,7 @@ SPARE_DISK_BYTES = 256 * 2**20
 """Tokenizer, settings and the daemon's files."""
 
 
-def peer_needs(task: TrainingTask, compute: ComputeOptions, checkpoint_bytes: int) -> PeerNeeds:
+def peer_needs(task: PublishableTask, compute: ComputeOptions, checkpoint_bytes: int) -> PeerNeeds:
     """Return the bytes that a peer needs, including a checkpoint of `checkpoint_bytes` that it may have to download.
 
     Raises:

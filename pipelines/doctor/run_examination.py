@@ -15,13 +15,15 @@ from pipelines.doctor import hub_checks, organiser_checks, swarm_checks
 from pipelines.doctor.check_result import CheckResult, fail, ok, unknown
 from pipelines.doctor.examination import Examination, check_data, check_hub_and_run, look_at_swarm
 from pipelines.doctor.serving.server_checks import check_complaints, check_servers
+from pipelines.features.servers.complaints import COMPLAINTS, accused_servers
+from pipelines.features.servers.server_record import SERVERS
 from pipelines.swarm.network_options import NetworkOptions
-from pipelines.swarm.probe_result import SwarmFinding
+from pipelines.swarm.probing.probe_result import SwarmFinding
 from pipelines.training.metrics.history import read_history
 from pipelines.training.optimizers.choice import optimizer_parts
+from pipelines.training.publishing.publishable_task import PublishableTask
 from pipelines.training.repository.snapshot import RunSnapshot
 from pipelines.training.run.compute_options import ComputeOptions
-from pipelines.training.run.task import TrainingTask
 from pipelines.training.run.training_run import TrainingRun
 from pipelines.training.state.checkpoint_tensors import load_training_state
 
@@ -59,7 +61,7 @@ def run_checklist(
     yield from check_entry_peers(examination, run)
 
 
-def check_dataset(examination: Examination, task: TrainingTask) -> Iterator[CheckResult]:
+def check_dataset(examination: Examination, task: PublishableTask) -> Iterator[CheckResult]:
     """Check that the dataset is pinned and readable, and fits the schedule."""
     run = task.run
     yield organiser_checks.check_pinned(run)
@@ -103,7 +105,7 @@ def _num_rows(file: str) -> int:
         return pq.read_metadata(shard).num_rows
 
 
-def check_companions(task: TrainingTask) -> Iterator[CheckResult]:
+def check_companions(task: PublishableTask) -> Iterator[CheckResult]:
     """Check that the other repositories needed to use the model exist."""
     try:
         companions = hub_checks.retried(task.companions)
@@ -131,7 +133,7 @@ def check_card(snapshot: RunSnapshot) -> CheckResult:
     return organiser_checks.check_card(card.text, card.data.to_dict())
 
 
-def check_restoring(snapshot: RunSnapshot, task: TrainingTask) -> CheckResult:
+def check_restoring(snapshot: RunSnapshot, task: PublishableTask) -> CheckResult:
     """Download the newest checkpoint and load it into model and optimizer, like a peer that starts from it."""
     name = "checkpoint"
     try:
@@ -148,7 +150,7 @@ def check_restoring(snapshot: RunSnapshot, task: TrainingTask) -> CheckResult:
     return ok(name, f"epoch {epoch} restored in {time.monotonic() - started:.1f} s")
 
 
-def restore(folder: Path, task: TrainingTask) -> tuple[int, list[str]]:
+def restore(folder: Path, task: PublishableTask) -> tuple[int, list[str]]:
     """Load a checkpoint's folder into a fresh model and optimizer; return its epoch and tensors that are not finite.
 
     Raises:
@@ -190,10 +192,13 @@ def check_serving(snapshot: RunSnapshot, finding: SwarmFinding) -> Iterator[Chec
     except hub_checks.USER_ERRORS as error:
         yield hub_checks.failure("servers", error)
         return
-    servers = {server.peer_id: server for entry in finding.entries for server in entry.servers}
+    seen = [entry.records.get(SERVERS, {}) for entry in finding.entries]
+    servers = {server.peer_id: server for some in seen for server in some.values()}
     is_over = state is not None and state["epoch"] >= snapshot.run.num_epochs
     found = list(servers.values())
     yield from check_servers(snapshot.repository, found, revision, num_layers, is_over=is_over)
-    accused = max((entry.accused for entry in finding.entries), key=len, default=())
+    names_users = bool(snapshot.run.authorization_key)
+    claims = (entry.records.get(COMPLAINTS, {}) for entry in finding.entries)
+    accused = max((accused_servers(made, names_users=names_users) for made in claims), key=len, default=[])
     if found or accused:
         yield check_complaints(snapshot.repository, accused, found)

@@ -5,8 +5,9 @@ from collections.abc import Iterable, Mapping
 
 from hub_tools.counted import counted
 from pipelines.doctor.check_result import CheckResult, fail, ok, unknown, warn
+from pipelines.features.servers.server_record import SERVERS
 from pipelines.swarm.dialling import parse_address
-from pipelines.swarm.probe_result import EntryFinding, SwarmFinding
+from pipelines.swarm.probing.probe_result import EntryFinding, SwarmFinding
 
 LARGEST_CLOCK_OFFSET = 3.0
 """hivemind refuses peers whose clocks differ by more (`MAX_DHT_TIME_DISCREPANCY_SECONDS`)."""
@@ -81,7 +82,7 @@ def _check_entry(repository: str, entry: EntryFinding, some_answer: bool) -> Che
         trainers = (
             "" if entry.num_trainers is None else f", {counted(entry.num_trainers, 'training peer')} seen through it"
         )
-        servers = f", {counted(len(entry.servers), 'server')} of its model" if entry.servers else ""
+        servers = f", {counted(len(found), 'server')} of its model" if (found := entry.records.get(SERVERS)) else ""
         return ok(name, f"answers in {1000 * (entry.ping_seconds or 0.0):.0f} ms{trainers}{servers}")
     if entry.call.outcome == "answered":
         seen = f"connects, but the peer refuses or does not answer calls ({entry.refusal})"

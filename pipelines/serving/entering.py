@@ -12,19 +12,26 @@ import httpx2
 from pipelines.admission.client import AdmissionRefusedError, AdmissionUnreachableError, PeerAdmission
 from pipelines.admission.dht_gate import SwarmDHT
 from pipelines.admission.tokens import TokenCheck
+from pipelines.all_records import ALL_RECORDS
+from pipelines.features.servers.complaints import (
+    COMPLAINT_SECONDS,
+    COMPLAINTS,
+    MOST_COMPLAINTS,
+    ComplaintsRecord,
+    ServerComplaint,
+)
+from pipelines.features.servers.server_list import ask_for_servers
+from pipelines.features.servers.server_record import SERVERS, ServerRecord
+from pipelines.features.servers.visiting import Visitor
 from pipelines.swarm.forks import set_aside_what_exists
 from pipelines.swarm.network_options import NetworkOptions
 from pipelines.swarm.node import open_dht
 from pipelines.swarm.records import SwarmRecords
-from pipelines.swarm.servers.complaints import MOST_COMPLAINTS, ComplaintsRecord, ServerComplaint
-from pipelines.swarm.servers.server_list import ask_for_servers
-from pipelines.swarm.servers.server_record import ServerRecord
-from pipelines.swarm.servers.visiting import Visitor
 from pipelines.swarm.streams.asking import open_conversation
 from pipelines.swarm.streams.conversation import Conversation
 from pipelines.swarm.streams.introductions import Introductions, Stranger
 from pipelines.swarm.streams.peer_loop import PeerLoop
-from pipelines.training.peer.joining import admitted, hub_username
+from pipelines.training.peer.entering import admitted, hub_username
 from pipelines.training.repository.snapshot import RunSnapshot
 from pipelines.training.run.training_run import TrainingRun
 from pipelines.training.swarm_optimizer.hivemind_options import reply_seconds
@@ -84,7 +91,7 @@ def entered_swarm(run: TrainingRun, repository: str, network: NetworkOptions) ->
         dht = stack.enter_context(
             open_dht(repository, run.entry_addresses, network, admission=admission, reply_seconds=reply_seconds(run))
         )
-        records = SwarmRecords(dht, run.swarm_id, admission=admission).open()
+        records = SwarmRecords(dht, run.swarm_id, admission=admission, kinds=ALL_RECORDS).open()
         yield PlaceInSwarm(run=run, dht=dht, admission=admission, records=records)
 
 
@@ -134,7 +141,7 @@ def _joined(place: PlaceInSwarm) -> Iterator[AskingPlace]:
             loop=loop,
             namespace=place.run.swarm_id,
             introductions=place.introductions(),
-            servers=place.records.servers,
+            servers=partial(place.records.read, SERVERS),
             names_users=place.admission.has_authority,
             complain=partial(_complain, place),
         )
@@ -156,12 +163,15 @@ def _visited(run: TrainingRun, repository: str, network: NetworkOptions) -> Iter
 
 def _complain(place: PlaceInSwarm, complaints: Sequence[ServerComplaint]) -> None:
     try:
-        place.records.publish_complaints(
+        place.records.publish(
+            COMPLAINTS,
             ComplaintsRecord(
                 peer_id=place.dht.peer_id.to_base58(),
                 username=place.username(),
                 complaints=list(complaints)[-MOST_COMPLAINTS:],
-            )
+            ),
+            COMPLAINT_SECONDS,
+            waits=True,
         )
     except (OSError, ValueError, httpx2.HTTPError) as error:  # what was drawn is worth more than the complaint
         logger.warning("What was found of servers is not published: %s", error)

@@ -9,7 +9,7 @@ from pipelines.serving.blocks.discovery import MOST_LAYERS
 from pipelines.serving.draw.requests import PRECISIONS
 from pipelines.serving.entering import PlaceInSwarm
 from pipelines.swarm.streams.server import Service
-from pipelines.training.peer.joining import Hear
+from pipelines.training.peer.entering import Hear
 from pipelines.training.peer.pausing import PauseSwitch
 from pipelines.training.repository.snapshot import RunSnapshot
 

@@ -10,18 +10,18 @@ from typing import Any
 
 import torch
 
+from pipelines.features.servers.server_record import SERVER_SECONDS, SERVERS, ServerRecord
 from pipelines.serving.blocks.layers_offer import LayersOffer
 from pipelines.serving.draw.drawing_offer import DrawingOffer
 from pipelines.serving.entering import Check, PlaceInSwarm, check_nothing, entered_swarm, weights_name
 from pipelines.serving.offer import Offer, ServingOptions
 from pipelines.swarm.network_options import NetworkOptions
 from pipelines.swarm.node import visible_addresses
-from pipelines.swarm.servers.server_record import SERVER_SECONDS, ServerRecord
 from pipelines.swarm.streams.peer_loop import PeerLoop
 from pipelines.swarm.streams.server import StreamLimits, StreamServer
 from pipelines.swarm.upload_limit import UploadLimit
 from pipelines.torch_devices import num_cores, torch_device
-from pipelines.training.peer.joining import Hear, hear_nothing
+from pipelines.training.peer.entering import Hear, hear_nothing
 from pipelines.training.peer.pausing import PauseSwitch, stop_on_signals
 from pipelines.training.repository.key_list import TrustedKeys
 from pipelines.training.repository.snapshot import RunSnapshot
@@ -87,14 +87,16 @@ class ServingPeer:
 
     def announce(self, served: Mapping[str, Any]) -> None:
         """Publish what is served, and whether anything new is taken."""
-        self._place.records.publish_server(
+        self._place.records.publish(
+            SERVERS,
             ServerRecord(
                 peer_id=self.peer_id,
                 username=self.username,
                 precision=self._options.precision,
                 package_version=package_version(),
                 **served,
-            )
+            ),
+            SERVER_SECONDS,
         )
 
     def _look(self, stop: threading.Event) -> None:

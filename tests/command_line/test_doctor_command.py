@@ -102,7 +102,7 @@ def test_1_a_machine_whose_own_clock_is_wrong_is_told_by_how_much(peers):
 
     from pipelines.doctor.swarm_checks import check_clock, clock_sources
     from pipelines.swarm.network_options import NetworkOptions
-    from pipelines.swarm.probe import probe_swarm
+    from pipelines.swarm.probing.probe import probe_swarm
 
     options = NetworkOptions(host_addresses=(LOOPBACK,), client_mode=True)
     finding = probe_swarm("any", [peers["one"], peers["two"]], options, now=lambda: time.time() + 100.0)

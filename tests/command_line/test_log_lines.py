@@ -14,9 +14,10 @@ from pipelines.command_line.terminal.peer_names import LONGEST_NAME, NUM_BYTES, 
 from pipelines.command_line.terminal.training_peer import duration_words, standing_words, traffic_words
 from pipelines.swarm.network_options import NetworkOptions
 from pipelines.swarm.node import open_dht
-from pipelines.swarm.records import PeerIntroduction, SwarmRecords
+from pipelines.swarm.peer_records import PeerIntroduction
+from pipelines.swarm.records import SwarmRecords
 from pipelines.training.metrics.credit.standing import Standing
-from pipelines.training.peer.joining import admitted
+from pipelines.training.peer.entering import admitted
 
 DIAL_ERRORS = """failed to dial 12D3KooW: all dials failed
   * [/ip4/127.0.0.1/tcp/1] dial tcp4 127.0.0.1:1: connect: connection refused

@@ -7,7 +7,7 @@ import pytest
 from published_runs import the_line
 
 from pipelines.training.repository.key_list import read_key_list
-from pipelines.training.repository.publisher_keys import PublisherKey
+from pipelines.training.signing.publisher_keys import PublisherKey
 
 pytestmark = pytest.mark.slow
 

@@ -15,6 +15,7 @@ import torch
 from hivemind.compression import CompressionInfo
 from parts import (
     AGGREGATION_RULES,
+    ALL_RECORDS,
     AVERAGING_COMPRESSIONS,
     AggregationRule,
     RobustPartReducer,
@@ -68,7 +69,7 @@ def lone_node(kind: Callable[..., Any] = SwarmDHT) -> Iterator[Any]:
 @contextlib.contextmanager
 def lone_optimizer(dht: Any, run: Any, model: torch.nn.Module) -> Iterator[tuple[Any, Any]]:
     """Yield the optimizer of a swarm of one, with the swarm's records."""
-    records = SwarmRecords(dht, run.swarm_id, admission=None).open()
+    records = SwarmRecords(dht, run.swarm_id, admission=None, kinds=ALL_RECORDS).open()
     optimizer = make_optimizer(run=run, dht=dht, model=model, records=records)
     try:
         yield optimizer, records

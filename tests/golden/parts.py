@@ -18,16 +18,12 @@ from pipelines.admission.client import peer_admission
 from pipelines.admission.dht_gate import SwarmDHT, access_token
 from pipelines.admission.record_owners import AdmissionRecords
 from pipelines.admission.tokens import Admission, AdmissionRequest, TokenCheck, issue_token, public_text
+from pipelines.all_records import ALL_RECORDS
 from pipelines.command_line.main import app as command_line
+from pipelines.features.servers.server_list import ServerList
 from pipelines.swarm.dial_back import DialBack
-from pipelines.swarm.records import (
-    AuxiliaryStatus,
-    PeerIntroduction,
-    PeerMetrics,
-    StateRecord,
-    SwarmRecords,
-)
-from pipelines.swarm.servers.server_list import ServerList
+from pipelines.swarm.peer_records import AuxiliaryStatus, PeerIntroduction, PeerMetrics, StateRecord
+from pipelines.swarm.records import SwarmRecords
 from pipelines.training.auxiliary.auxiliary_options import AuxiliaryOptions
 from pipelines.training.auxiliary.publishing.publisher_election import candidacy
 from pipelines.training.averaging.contributions.announcement import Announcement, receipt_statement
@@ -39,10 +35,10 @@ from pipelines.training.averaging.wire.codec import averaging_compression, read_
 from pipelines.training.peer.process_group import guard_process_group
 from pipelines.training.peer.reports import suspect_record
 from pipelines.training.repository.key_list import ROLES, KeyList
-from pipelines.training.repository.publisher_keys import PublisherKey
 from pipelines.training.repository.snapshot import RunSnapshot
 from pipelines.training.run.door import door_of
 from pipelines.training.run.sections import AGGREGATION_RULES, AVERAGING_COMPRESSIONS
+from pipelines.training.signing.publisher_keys import PublisherKey
 from pipelines.training.state.digest import StateManifest
 from pipelines.training.state.download import farewell_request, manifest_request, tensors_request
 from pipelines.training.swarm_optimizer.assembly import averager_of, make_optimizer

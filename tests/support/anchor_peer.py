@@ -14,15 +14,16 @@ from false_deliveries import deliver_falsely
 from made_up_tasks import made_up_batch, made_up_task
 from swarm_peer import write_event
 
+from pipelines.all_records import ALL_RECORDS
 from pipelines.swarm.network_options import NetworkOptions
 from pipelines.swarm.node import open_dht, visible_addresses
 from pipelines.swarm.records import SwarmRecords
 from pipelines.training.auxiliary.anchor import Anchor
-from pipelines.training.peer.joining import admitted
+from pipelines.training.peer.entering import admitted
 from pipelines.training.peer.process_group import guard_process_group
-from pipelines.training.repository.publisher_keys import PublisherKey
 from pipelines.training.run.task import mean_loss
 from pipelines.training.run.training_run import TrainingRun
+from pipelines.training.signing.publisher_keys import PublisherKey
 from pipelines.training.state.checkpoint_tensors import RunState, load_training_state, save_training_state
 from pipelines.training.swarm_optimizer.assembly import make_optimizer
 
@@ -54,7 +55,10 @@ def main(settings: dict) -> None:
         admitted(run, "test/run", network) as (network, admission),
         open_dht("test/run", settings["entry_addresses"], network, admission=admission) as dht,
     ):
-        records, model = NotingRecords(dht, run.swarm_id, admission=admission).open(), task.new_model()
+        records, model = (
+            NotingRecords(dht, run.swarm_id, admission=admission, kinds=ALL_RECORDS).open(),
+            task.new_model(),
+        )
         records.events = events
         keys = settings.get("anchor_keys") or [key.public]
         optimizer = make_optimizer(

@@ -13,9 +13,9 @@ from support_files import SUPPORT
 
 from pipelines.chaos.faults.link_proxy import LinkLimits, LinkProxy
 from pipelines.demo.running.event_files import read_events
+from pipelines.features.servers.server_record import ServerRecord
 from pipelines.serving.blocks.client.stream_swarm import StreamSwarm
 from pipelines.serving.entering import AskingPlace
-from pipelines.swarm.servers.server_record import ServerRecord
 from pipelines.swarm.streams.introductions import Introductions
 from pipelines.swarm.streams.peer_loop import PeerLoop
 

@@ -3,9 +3,9 @@
 import sys
 
 from hub_tools.endpoint import prepare_hub_client
+from pipelines.features.servers.complaints import MOST_COMPLAINTS, ServerComplaint
 from pipelines.serving.entering import place_to_ask
 from pipelines.swarm.network_options import NetworkOptions
-from pipelines.swarm.servers.complaints import MOST_COMPLAINTS, ServerComplaint
 from pipelines.training.peer.process_group import guard_process_group
 from pipelines.training.repository.snapshot import RunSnapshot
 

@@ -3,7 +3,8 @@
 import torch
 from torch.nn.functional import pad
 
-from pipelines.training.run.task import Batch, TrainingTask
+from pipelines.training.publishing.publishable_task import PublishableTask
+from pipelines.training.run.task import Batch
 from pipelines.training.run.training_run import TrainingRun
 from pipelines.training.tasks.choice import open_task
 from pipelines.training.tasks.language_modeling.samples import IGNORED
@@ -15,7 +16,7 @@ MASKED_EVERY = 4
 MASK = 4
 
 
-def made_up_task(run: TrainingRun) -> TrainingTask:
+def made_up_task(run: TrainingRun) -> PublishableTask:
     """Return the run's task; peers are given their batches by the test, which knows the seeds."""
     task = open_task(run, "test/run")
     if run.task != "text-to-image":

@@ -16,7 +16,8 @@ from pathlib import Path
 import torch
 
 from hub_tools.endpoint import prepare_hub_client
-from pipelines.swarm.records import PeerMetrics, Reporter
+from pipelines.swarm.peer_records import PeerMetrics
+from pipelines.swarm.records import Reporter
 from pipelines.training.auxiliary.auxiliary_options import AuxiliaryOptions
 from pipelines.training.auxiliary.publishing.bucket_publisher import BucketPublisher
 from pipelines.training.auxiliary.publishing.checkpoint_writing import write_checkpoint
@@ -28,8 +29,8 @@ from pipelines.training.metrics.credit.claims import RoundLog
 from pipelines.training.metrics.run_metrics import RunMetrics
 from pipelines.training.optimizers.choice import optimizer_parts
 from pipelines.training.repository.organiser import organiser_here
-from pipelines.training.repository.publisher_keys import PublisherKey
 from pipelines.training.repository.snapshot import RunSnapshot
+from pipelines.training.signing.publisher_keys import PublisherKey
 from pipelines.training.state.checkpoint_tensors import RunState
 from pipelines.training.tasks.choice import open_task
 

@@ -21,7 +21,7 @@ from pipelines.process_table import group_members
 from pipelines.swarm.network_options import NetworkOptions
 from pipelines.swarm.node import visible_addresses
 from pipelines.training.averaging import averager as averaging
-from pipelines.training.peer.joining import PeerParts, enter_run
+from pipelines.training.peer.entering import PeerParts, enter_run
 from pipelines.training.peer.process_group import guard_process_group
 from pipelines.training.peer.training_peer import TrainingPeer
 from pipelines.training.run.compute_options import ComputeOptions

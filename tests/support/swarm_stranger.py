@@ -26,7 +26,8 @@ from pipelines.admission.dht_gate import access_token
 from pipelines.demo.running.event_files import read_events
 from pipelines.swarm.network_options import NetworkOptions
 from pipelines.swarm.node import SwarmUnreachableError, open_dht
-from pipelines.swarm.records import PeerMetrics, SwarmRecords
+from pipelines.swarm.peer_records import PeerMetrics
+from pipelines.swarm.records import SwarmRecords
 from pipelines.training.peer.process_group import guard_process_group
 from pipelines.training.run.door import door_of
 from pipelines.training.run.training_run import TrainingRun

@@ -20,7 +20,7 @@ from pipelines.command_line.run import settings as run_settings
 from pipelines.command_line.terminal.setting_options import Run, parse_settings, refuse_given
 
 if TYPE_CHECKING:
-    from pipelines.training.run.task import Processor
+    from pipelines.training.publishing.publishable_task import Processor
     from pipelines.training.run.training_run import TrainingRun
 
 app = typer.Typer(no_args_is_help=True)
@@ -89,8 +89,8 @@ def create(
     if preset != "small":
         refuse_given(context, "it is for --preset small", "hours", "hardware")
     from pipelines.command_line.explaining.composed_run import compose_explained
+    from pipelines.training.publishing.publishable_task import RunRequest
     from pipelines.training.repository.creation import check_name_is_free
-    from pipelines.training.run.task import RunRequest
     from pipelines.training.tasks.presets import preset_settings
 
     chosen = _read_settings(settings) | parse_settings(set_)

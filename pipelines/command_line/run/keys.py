@@ -95,7 +95,7 @@ def _back_up(organiser: "Organiser", file: Path) -> None:
 
 def _restore(snapshot: "RunSnapshot", backup: Path, key_file: Path | None) -> None:
     from pipelines.training.repository.organiser import organiser_key_file, restore_organiser
-    from pipelines.training.repository.publisher_keys import PublisherKey
+    from pipelines.training.signing.publisher_keys import PublisherKey
 
     key = PublisherKey.load(backup, lambda: _passphrase(f"Passphrase of {backup}", is_new=False))
     path = key_file or organiser_key_file(snapshot.repository)
@@ -156,7 +156,7 @@ def _own_key(repository: str) -> str | None:
     """Return the public key of this machine's auxiliary peer, if it has one."""
     from pipelines.training.auxiliary.auxiliary_options import AuxiliaryOptions
     from pipelines.training.repository.organiser import local_folder
-    from pipelines.training.repository.publisher_keys import PublisherKey
+    from pipelines.training.signing.publisher_keys import PublisherKey
 
     path = AuxiliaryOptions(folder=local_folder("auxiliary", repository)).key_file
     return PublisherKey.load_or_create(path).public if path.exists() else None

@@ -102,7 +102,7 @@ def _drawing(peer: "ServingPeer", report: "ServingReport") -> str:
 
 def _layers(repository: str, _chosen: "ServingOptions", peer: "ServingPeer", report: "BlockReport") -> Iterator[str]:
     """Yield what people read of a server that begins to compute layers."""
-    from pipelines.swarm.servers.layers import fill_command
+    from pipelines.features.servers.layers import fill_command
 
     yield (
         f"Serving layers {report.layers.start}:{report.layers.stop} of epoch {report.epoch} of {repository} at "

@@ -14,6 +14,7 @@ from pipelines.command_line.terminal.entry_words import what_entering_asks, who_
 from pipelines.command_line.terminal.peer_events import EventFile
 from pipelines.command_line.terminal.peer_names import SECONDS_BETWEEN_NAMES, PeerNames
 from pipelines.command_line.terminal.worker import become_worker
+from pipelines.features.servers.server_record import SERVERS
 from pipelines.swarm.network_options import NetworkOptions
 from pipelines.training.peer.process_group import START_AGAIN_EXIT_CODE, seconds_since_start
 from pipelines.training.peer.repeating import repeated
@@ -124,7 +125,7 @@ def _keep_entry(
     """Keep the entry of a run that is over until a signal asks to stop; `audits` has their folder, too."""
     from pipelines.training.auxiliary.entry_keeping import kept_entry
     from pipelines.training.auxiliary.serving_audits import ServingAudits
-    from pipelines.training.repository.publisher_keys import PublisherKey
+    from pipelines.training.signing.publisher_keys import PublisherKey
 
     key = PublisherKey.load_or_create(options.key_file)
     with console.status(f"Reading {repository}") as status, contextlib.ExitStack() as stack:
@@ -145,7 +146,7 @@ def _keep_entry(
             events.happened("entry", addresses=entry.addresses)
             auditing = None if audits is None else stack.enter_context(ServingAudits(repository, *audits))
             while not entry.stop.wait(SECONDS_BETWEEN_LOOKS):
-                status.update(counted(len(entry.records.servers()), "server"))
+                status.update(counted(len(entry.records.read(SERVERS)), "server"))
                 if auditing is not None and (right := auditing.look()) is not None:
                     said = ", ".join(f"{user} {number}" for user, number in right.items()) or "nobody"
                     console.print(f"Audited the servers; candidates drawn right: {said}", highlight=False, markup=False)

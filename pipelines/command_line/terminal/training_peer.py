@@ -36,7 +36,8 @@ def run_training_peer(repository: str, network: NetworkOptions, compute: Compute
     names = PeerNames()
     console = become_worker(names, pauses=True)
     from pipelines.doctor.examination import quick_checks
-    from pipelines.training.peer.joining import PeerParts, join_run
+    from pipelines.joining.join_run import join_run
+    from pipelines.training.peer.entering import PeerParts
     from pipelines.training.tasks.choice import open_task
 
     with console.status(f"Reading {repository}") as status:
@@ -140,7 +141,7 @@ class Session:
         from huggingface_hub import get_token
 
         from pipelines.training.metrics.credit.standing import read_standing
-        from pipelines.training.peer.joining import ANONYMOUS
+        from pipelines.training.peer.entering import ANONYMOUS
 
         if self._username != ANONYMOUS:
             self._standing = read_standing(self._repository, self._username, get_token())

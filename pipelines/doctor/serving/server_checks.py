@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from hub_tools.counted import counted
 from hub_tools.printing.printable import printable
 from pipelines.doctor.check_result import CheckResult, ok, unknown, warn
-from pipelines.swarm.servers.complaints import Accused
-from pipelines.swarm.servers.layers import fill_command, missing_layers
-from pipelines.swarm.servers.server_record import ServerRecord
+from pipelines.features.servers.complaints import Accused
+from pipelines.features.servers.layers import fill_command, missing_layers
+from pipelines.features.servers.server_record import ServerRecord
 
 MOST_NAMED = 4
 NONE = "nobody serves the model yet; it still trains"

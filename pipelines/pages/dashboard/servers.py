@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 
 from hub_tools.counted import counted
 from hub_tools.printing.marked_up import escaped
+from pipelines.features.servers.layers import fill_command, missing_layers
 from pipelines.pages.dashboard.hub_reading import HubView
 from pipelines.pages.dashboard.page_parts import table
 from pipelines.pages.dashboard.swarm.swarm_snapshot import AccusedServer, SeenServer
 from pipelines.pages.text import date, short_number
-from pipelines.swarm.servers.layers import fill_command, missing_layers
 from pipelines.training.metrics.epoch_summary import bounded_speeds
 
 MOST_SERVERS = 100

@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
+from pipelines.features.servers.server_record import ServerRecord
 from pipelines.serving.blocks.routing import ServedSpan
-from pipelines.swarm.servers.server_record import ServerRecord
 
 MOST_LAYERS = 4096
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from pipelines.features.servers.server_record import SERVERS
 from pipelines.serving.blocks.codecs import FLOAT32, encode
 from pipelines.serving.blocks.discovery import served_spans
 from pipelines.serving.blocks.placement import MoveWatch, choose_span
@@ -24,7 +25,7 @@ from pipelines.serving.offer import Offer, ServingOptions
 from pipelines.swarm.streams.askers import Asker
 from pipelines.swarm.streams.quotas import Quota
 from pipelines.swarm.streams.server import Service
-from pipelines.training.peer.joining import Hear
+from pipelines.training.peer.entering import Hear
 from pipelines.training.peer.pausing import PauseSwitch
 from pipelines.training.repository.snapshot import RunSnapshot
 
@@ -143,7 +144,7 @@ class LayersOffer(Offer):
 
     def _served(self, *, by_others: bool = False) -> list[ServedSpan]:
         """Return what is served of the same weights, by this peer too unless only others count."""
-        now, seen = self._now, served_spans(self._place.records.servers())
+        now, seen = self._now, served_spans(self._place.records.read(SERVERS))
         served = [span for span in seen if span.revision == now.model.revision and span.peer != self._peer]
         if not by_others:
             start, end, revision = now.layers.start, now.layers.stop, now.model.revision

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from hub_tools.counted import counted
-from pipelines.swarm.servers.layers import fill_command, missing_layers
+from pipelines.features.servers.layers import fill_command, missing_layers
 
 DEFAULT_ROUND_TRIP_SECONDS = 0.1
 """Of a server that nobody has measured."""

@@ -13,6 +13,8 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from hub_tools.printing.printable import printable
 from hub_tools.run_files import MODEL_FILES
+from pipelines.features.servers.complaints import ServerComplaint
+from pipelines.features.servers.server_record import ServerRecord
 from pipelines.generation.image_generation import clip_name
 from pipelines.serving.avoided import AvoidedServers
 from pipelines.serving.draw.audits import SHARE_AUDITED, DrawingAudits
@@ -23,10 +25,8 @@ from pipelines.serving.draw.ranking.requests import SERVICE as RANK_SERVICE
 from pipelines.serving.draw.requests import SERVICE, Wish, tokenizer_name
 from pipelines.serving.entering import place_to_ask, weights_name
 from pipelines.swarm.network_options import NetworkOptions
-from pipelines.swarm.servers.complaints import ServerComplaint
-from pipelines.swarm.servers.server_record import ServerRecord
 from pipelines.swarm.streams.conversation import Conversation
-from pipelines.training.peer.joining import Hear, hear_nothing
+from pipelines.training.peer.entering import Hear, hear_nothing
 from pipelines.training.repository.key_list import TrustedKeys
 from pipelines.training.repository.snapshot import RunSnapshot
 

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from pipelines.features.servers.complaints import ServerComplaint
 from pipelines.serving.avoided import AvoidedServers, avoided_words
 from pipelines.serving.draw.evidence import drawn_here, excesses
 from pipelines.serving.draw.media.choice import medium_of
 from pipelines.serving.draw.requests import Wish
-from pipelines.swarm.servers.complaints import ServerComplaint
 
 POOL = 64
 """Audited candidates of a server that count."""

@@ -22,7 +22,7 @@ from pipelines.serving.memory import free_memory, memory_for_others
 from pipelines.serving.offer import Offer, ServingOptions
 from pipelines.swarm.streams.quotas import Quota
 from pipelines.swarm.streams.server import Service
-from pipelines.training.peer.joining import Hear
+from pipelines.training.peer.entering import Hear
 from pipelines.training.peer.pausing import PauseSwitch
 from pipelines.training.repository.snapshot import RunSnapshot
 

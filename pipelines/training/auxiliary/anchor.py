@@ -19,7 +19,7 @@ from collections.abc import Callable
 
 from pipelines.swarm.records import SwarmRecords, sender_name
 from pipelines.training.metrics.credit.claims import RoundLog
-from pipelines.training.repository.publisher_keys import PublisherKey
+from pipelines.training.signing.publisher_keys import PublisherKey
 from pipelines.training.state.anchors import EPOCHS_BEHIND, Roster, signed_record
 from pipelines.training.state.digest import StateManifest
 from pipelines.training.state.survey import StateSurvey

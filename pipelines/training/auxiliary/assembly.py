@@ -23,10 +23,10 @@ from pipelines.training.auxiliary.snapshot_tasks import SnapshotTask, SnapshotWo
 from pipelines.training.metrics.reel import ProgressReel
 from pipelines.training.metrics.run_metrics import RunMetrics
 from pipelines.training.metrics.trackers import Trackers
+from pipelines.training.publishing.publishable_task import PublishableTask
 from pipelines.training.repository.organiser import needed_organiser, organiser_here
-from pipelines.training.repository.publisher_keys import PublisherKey
-from pipelines.training.run.task import TrainingTask
 from pipelines.training.run.versions import package_version
+from pipelines.training.signing.publisher_keys import PublisherKey
 
 SECONDS_BESIDE_A_BUCKET = 3600.0
 """Between commits of metrics alone where the run's bucket has them, which dashboard and landing page read."""
@@ -34,7 +34,7 @@ SECONDS_BESIDE_A_BUCKET = 3600.0
 
 @contextlib.contextmanager
 def assembled_auxiliary_peer(
-    repository: str, task: TrainingTask, dht: SwarmDHT, options: AuxiliaryOptions, *, admission: PeerAdmission | None
+    repository: str, task: PublishableTask, dht: SwarmDHT, options: AuxiliaryOptions, *, admission: PeerAdmission | None
 ) -> Iterator[tuple[AuxiliaryPeer, Trackers]]:
     """Yield the auxiliary peer with all its parts. Enter it in the main thread; `dht` comes from `open_dht`.
 
@@ -97,7 +97,7 @@ def assembled_auxiliary_peer(
 
 
 def snapshot_tasks(
-    task: TrainingTask, metrics: RunMetrics, reel_folder: Path, evaluation: HeldOutEvaluation
+    task: PublishableTask, metrics: RunMetrics, reel_folder: Path, evaluation: HeldOutEvaluation
 ) -> dict[SnapshotTask, int]:
     """Return the run's periodic tasks for its model, with the epoch up to which they are done."""
     run = task.run

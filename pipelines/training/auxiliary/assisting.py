@@ -15,11 +15,12 @@ from pipelines.training.auxiliary.auxiliary_options import AuxiliaryOptions
 from pipelines.training.auxiliary.auxiliary_peer import AuxiliaryPeer
 from pipelines.training.auxiliary.entry_keeping import entered_run, tell_strangers
 from pipelines.training.metrics.trackers import Trackers
-from pipelines.training.peer.joining import Hear, OpenTask, admitted, hear_nothing, signed_epoch
+from pipelines.training.peer.entering import Hear, admitted, hear_nothing
 from pipelines.training.peer.pausing import stop_on_signals
 from pipelines.training.peer.training_peer import RunFinishedError, finished_message
+from pipelines.training.publishing.publishable_task import OpenTask
 from pipelines.training.repository.run_bucket import newest_checkpoint
-from pipelines.training.repository.snapshot import RunSnapshot
+from pipelines.training.repository.snapshot import RunSnapshot, signed_epoch
 from pipelines.training.swarm_optimizer.hivemind_options import reply_seconds
 
 

@@ -16,8 +16,10 @@ import torch
 
 from pipelines.admission.client import PeerAdmission
 from pipelines.admission.dht_gate import SwarmDHT
+from pipelines.all_records import ALL_RECORDS
 from pipelines.swarm.node import visible_addresses
-from pipelines.swarm.records import AuxiliaryStatus, SwarmRecords
+from pipelines.swarm.peer_records import AuxiliaryStatus
+from pipelines.swarm.records import SwarmRecords
 from pipelines.swarm_time import SWARM_TIME
 from pipelines.training.auxiliary.anchor import Anchor, Evaluate
 from pipelines.training.auxiliary.auxiliary_options import AuxiliaryOptions
@@ -31,8 +33,8 @@ from pipelines.training.auxiliary.side_threads import PublishingThread, RoundThr
 from pipelines.training.auxiliary.snapshot_tasks import SnapshotWorker
 from pipelines.training.metrics.epoch_summary import EpochSummary, should_publish
 from pipelines.training.metrics.stalls import StallNews, StallWatch
+from pipelines.training.publishing.publishable_task import PublishableTask
 from pipelines.training.repository.key_list import PUBLISHER
-from pipelines.training.run.task import TrainingTask
 from pipelines.training.state.checkpoint_tensors import RunState, load_training_state
 from pipelines.training.swarm_optimizer.assembly import make_optimizer
 
@@ -82,7 +84,7 @@ class AuxiliaryPeer:
 
     def __init__(
         self,
-        task: TrainingTask,
+        task: PublishableTask,
         dht: SwarmDHT,
         publisher: HubPublisher,
         worker: SnapshotWorker,
@@ -96,7 +98,7 @@ class AuxiliaryPeer:
         """`evaluate` returns a model's held-out loss, None if it has no data for that; `evaluator`: see there."""
         self.task, self.run, self.publisher, self.metrics = task, task.run, publisher, publisher.metrics
         self.model = task.new_model()
-        self.records = SwarmRecords(dht, self.run.swarm_id, admission=admission)
+        self.records = SwarmRecords(dht, self.run.swarm_id, admission=admission, kinds=ALL_RECORDS)
         self._dht, self._worker, self._package_version = dht, worker, package_version
         self._options, self._evaluator = options, evaluator
         self._candidacy = candidacy(publisher.key, self.run.swarm_id, self.records.owner)

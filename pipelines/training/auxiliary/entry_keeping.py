@@ -9,22 +9,23 @@ from dataclasses import dataclass
 
 from pipelines.admission.client import PeerAdmission
 from pipelines.admission.dht_gate import SwarmDHT
+from pipelines.all_records import ALL_RECORDS
+from pipelines.features.servers.server_list import offer_server_list
 from pipelines.swarm.dialling import parse_address
 from pipelines.swarm.forks import set_aside_what_exists
 from pipelines.swarm.network_options import NetworkOptions
 from pipelines.swarm.node import SwarmUnreachableError, open_dht, visible_addresses
 from pipelines.swarm.records import SwarmRecords
-from pipelines.swarm.servers.server_list import offer_server_list
-from pipelines.training.peer.generation_watch import GenerationWatch, watching_generation
-from pipelines.training.peer.joining import Hear, admitted, hear_nothing
+from pipelines.training.peer.entering import Hear, admitted, hear_nothing
 from pipelines.training.peer.pausing import stop_on_signals
 from pipelines.training.peer.repeating import repeated
 from pipelines.training.repository.announcements import announce_entry
 from pipelines.training.repository.entries import RENEWAL_SECONDS, EntriesRefusedError
+from pipelines.training.repository.generation_watch import GenerationWatch, watching_generation
 from pipelines.training.repository.key_list import PUBLISHER, TrustedKeys
-from pipelines.training.repository.publisher_keys import PublisherKey
 from pipelines.training.repository.snapshot import RunSnapshot
 from pipelines.training.run.training_run import TrainingRun
+from pipelines.training.signing.publisher_keys import PublisherKey
 from pipelines.training.swarm_optimizer.hivemind_options import reply_seconds
 
 logger = logging.getLogger(__name__)
@@ -78,7 +79,7 @@ def kept_entry(
             others = ()
             dht = stack.enter_context(open_dht(repository, (), network, **how))
         tell_strangers(dht, run, admission)
-        records = SwarmRecords(dht, run.swarm_id, admission=admission).open()
+        records = SwarmRecords(dht, run.swarm_id, admission=admission, kinds=ALL_RECORDS).open()
         own = visible_addresses(dht)
         if run.organiser_key and not snapshot.keys.has_role(key.public, PUBLISHER, at=time.time()):
             logger.warning(

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from pipelines.swarm.records import GradientRecord, Reporter, SwarmRecords, TrainedRecord
+from pipelines.swarm.records import Reporter, SwarmRecords
 from pipelines.training.ledger.gradient_files import SignedGradient, newest, read_gradients, write_gradients
 from pipelines.training.ledger.ledger import Ledger, LedgerOptions
 from pipelines.training.ledger.ledger_files import (
@@ -23,12 +23,13 @@ from pipelines.training.ledger.ledger_files import (
     write_bookings,
     write_state,
 )
+from pipelines.training.ledger.records import GRADIENTS, LEASES, TRAINED, GradientRecord, TrainedRecord
 from pipelines.training.ledger.statements import signed_leases, spans_in
 from pipelines.training.metrics.credit.claims import LATE_EPOCHS, RoundLog
-from pipelines.training.repository.publisher_keys import PublisherKey
 from pipelines.training.run.block_order import BlockOrder
 from pipelines.training.run.spans import Span
 from pipelines.training.run.training_run import TrainingRun
+from pipelines.training.signing.publisher_keys import PublisherKey
 from pipelines.training.state.anchors import SECONDS_FRESH
 
 logger = logging.getLogger(__name__)
@@ -115,7 +116,7 @@ class LedgerKeeper:
 
     def look(self) -> None:
         """Read what peers have trained on, book it, and lease more."""
-        trained, now = self._records.trained(), time.monotonic()
+        trained, now = self._records.read(TRAINED), time.monotonic()
         reporters = self._records.reporters(trained)
         last_epoch = max((entry.epoch for record in trained.values() for entry in record.epochs), default=0)
         with self._lock:
@@ -145,7 +146,7 @@ class LedgerKeeper:
 
     def _keep_gradients(self, reporters: Mapping[bytes, Reporter]) -> None:
         """Take note of what peers signed of gradients whose records are booked."""
-        for owner, record in self._records.gradients().items():
+        for owner, record in self._records.read(GRADIENTS).items():
             if (reporter := reporters.get(owner)) is not None:
                 self.gradients |= {
                     _signed_gradient(gradient, reporter)
@@ -158,7 +159,7 @@ class LedgerKeeper:
         is_due = now > self._published_at + RENEWAL_SECONDS
         for number, statement in statements.items():
             if is_due or self._published.get(number) != statement.leases:
-                self._records.publish_leases(number, statement, SECONDS_FRESH)
+                self._records.publish(LEASES, statement, SECONDS_FRESH, number=number)
         self._published = {number: statement.leases for number, statement in statements.items()}
         self._published_at = now if is_due else self._published_at
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import httpx2
 from huggingface_hub import HfApi
 
-from pipelines.training.run.task import Source
+from pipelines.training.publishing.publishable_task import Source
 from pipelines.training.run.training_run import TrainingRun
 
 logger = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from hub_tools.run_files import CARD_FILE, LOSS_CURVE_FILE, METRICS_FOLDER
 from pipelines.training.card.header import merged_header
 from pipelines.training.metrics.evaluation.figure_table import evaluation_section
 from pipelines.training.metrics.evaluation.model_index import model_index
-from pipelines.training.run.task import CheckpointFacts, Source
+from pipelines.training.publishing.publishable_task import CheckpointFacts, Source
 from pipelines.training.run.training_run import TrainingRun
 
 MOST_PROMPTS = 8

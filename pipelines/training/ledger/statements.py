@@ -3,7 +3,9 @@
 from collections.abc import Mapping, Sequence
 
 from pipelines.swarm.record_limits import MOST_BYTES
-from pipelines.swarm.records import (
+from pipelines.training.ledger.batch_gradients import BatchGradient
+from pipelines.training.ledger.ledger import Ledger
+from pipelines.training.ledger.records import (
     MOST_SPANS_LEASED,
     NUM_LEASE_KEYS,
     EpochRecords,
@@ -13,10 +15,8 @@ from pipelines.swarm.records import (
     PeerLease,
     TrainedRecord,
 )
-from pipelines.training.ledger.batch_gradients import BatchGradient
-from pipelines.training.ledger.ledger import Ledger
-from pipelines.training.repository.publisher_keys import PublisherKey, canonical_json, is_current, is_signed_by
 from pipelines.training.run.spans import Span
+from pipelines.training.signing.publisher_keys import PublisherKey, canonical_json, is_current, is_signed_by
 from pipelines.training.state.anchors import SECONDS_FRESH
 
 LEASE_DOMAIN = b"dalle-collab leases 1\0"

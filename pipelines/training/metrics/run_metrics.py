@@ -9,7 +9,8 @@ from typing import Any, NamedTuple, Protocol
 
 from hub_tools.atomic_files import write_text_whole
 from hub_tools.run_files import SUMMARY_FILE
-from pipelines.swarm.records import PeerMetrics, Reporter
+from pipelines.swarm.peer_records import PeerMetrics
+from pipelines.swarm.records import Reporter
 from pipelines.training.metrics.credit.claims import Claim, RoundLog
 from pipelines.training.metrics.credit.contribution_files import read_contributions, write_contributions
 from pipelines.training.metrics.credit.contributions import leaderboard

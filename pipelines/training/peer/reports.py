@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from pipelines.swarm.records import SuspectRecord
+from pipelines.swarm.peer_records import SuspectRecord
 from pipelines.training.averaging.reduce.suspects import Suspect
 
 

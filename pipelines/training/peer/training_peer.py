@@ -5,7 +5,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 
 import torch
@@ -13,13 +13,8 @@ import torch
 from pipelines.admission.client import PeerAdmission
 from pipelines.admission.dht_gate import SwarmDHT
 from pipelines.swarm.network_options import NetworkOptions
-from pipelines.swarm.records import (
-    MAX_SUSPECTS,
-    PeerIntroduction,
-    PeerMetrics,
-    SwarmRecords,
-    sender_name,
-)
+from pipelines.swarm.peer_records import MAX_SUSPECTS, PeerIntroduction, PeerMetrics
+from pipelines.swarm.records import RecordKind, SwarmRecords, sender_name
 from pipelines.thread_choice import halves
 from pipelines.torch_devices import describe_device, num_cores
 from pipelines.training.gradients.adaptive_threads import AdaptiveThreads
@@ -33,8 +28,7 @@ from pipelines.training.gradients.computation import (
 from pipelines.training.gradients.gpu_memory import cap_gpu_memory, off_the_gpu
 from pipelines.training.gradients.micro_batch import choose_micro_batch, largest_useful, trial
 from pipelines.training.gradients.size_choice import SizeChoice
-from pipelines.training.ledger.lease_book import LeaseBook
-from pipelines.training.ledger.lease_watch import LeaseWatch
+from pipelines.training.peer.data_lease import DataLease
 from pipelines.training.peer.handing_over import hand_over
 from pipelines.training.peer.pausing import PauseSwitch, take_break
 from pipelines.training.peer.reports import StepReport, suspect_record
@@ -75,13 +69,14 @@ class TrainingPeer:
         place: str = "",
         gradient_averager_type: type[SwarmGradientAverager] | None = None,
         anchor_keys: AnchorKeys = tuple,
-        lease: LeaseBook | None = None,
+        record_kinds: Collection[RecordKind] = (),
+        lease: DataLease | None = None,
     ) -> None:
-        """`lease`: of the records that this peer is told to train on; None: nobody tells it."""
+        """`record_kinds`: that the swarm has besides the core's; `lease`: None: nobody tells this peer what to read."""
         self.task, self.run, self.network, self.compute = task, task.run, network, compute
         cap_gpu_memory(compute.device, compute.max_gpu_memory)
         self.model = task.new_model().to(compute.device)
-        self.records = SwarmRecords(dht, self.run.swarm_id, admission=admission)
+        self.records = SwarmRecords(dht, self.run.swarm_id, admission=admission, kinds=record_kinds)
         self.num_samples = 0
         """What this peer has contributed, in the task's unit."""
 
@@ -90,7 +85,9 @@ class TrainingPeer:
 
         self._dht, self._username, self._package_version, self._place = dht, username, package_version, place
         self._gradient_averager_type, self._anchor_keys, self._lease = gradient_averager_type, anchor_keys, lease
-        self._lease_watch: LeaseWatch | None = None
+        self.ask_for_lease: Callable[[], None] = _ask_nobody
+        """To be called when this peer is about to train on the run's dataset."""
+
         self._epoch_losses: list[float] = []
         self.pause_switch = PauseSwitch()
         self._parts = contextlib.ExitStack()
@@ -116,7 +113,7 @@ class TrainingPeer:
             bandwidth_limit_mbit=self.network.bandwidth_limit_mbit,
             gradient_averager_type=self._gradient_averager_type,
             anchor_keys=self._anchor_keys,
-            listeners=() if self._lease is None else (self._lease,),
+            listeners=() if self._lease is None else (self._lease.listener,),
             children=self._dht.children,
             verbose=logger.isEnabledFor(logging.DEBUG),
         )
@@ -127,9 +124,7 @@ class TrainingPeer:
         self._introduce()
         if self._lease is not None:
             name = sender_name(self._dht.peer_id.to_base58())
-            self._lease_watch = self._parts.enter_context(
-                LeaseWatch(self._lease, self.records, self.run.swarm_id, name, self._anchor_keys)
-            )
+            self.ask_for_lease = self._parts.enter_context(self._lease.watch(self.records, name))
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -256,11 +251,6 @@ class TrainingPeer:
         if self._sizes.size != before:
             logger.info("Micro-batches of %d samples suit this machine better than %d now.", self._sizes.size, before)
 
-    def ask_for_lease(self) -> None:
-        """Ask the run's anchors for records to train on: this peer is about to train on the run's dataset."""
-        if self._lease_watch is not None:
-            self._lease_watch.begin()
-
     def train(
         self, batches: Iterable[Batch], stop: threading.Event, clock: Callable[[], float] = time.monotonic
     ) -> Iterator[StepReport]:
@@ -377,6 +367,9 @@ class TrainingPeer:
         self._epoch_losses.clear()
         self._introduce()
         self.records.publish_metrics(metrics, self.run.progress_expiration_seconds)
+
+
+def _ask_nobody() -> None: ...
 
 
 def last_epoch(run: TrainingRun, compute: ComputeOptions, first: int) -> int:

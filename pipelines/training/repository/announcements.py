@@ -18,8 +18,8 @@ from pipelines.training.repository.key_list import (
     unsigned_list,
 )
 from pipelines.training.repository.organiser import Organiser
-from pipelines.training.repository.publisher_keys import PublisherKey
 from pipelines.training.repository.snapshot import RunSnapshot
+from pipelines.training.signing.publisher_keys import PublisherKey
 
 
 def announce_admission(repository: str, service: str, key: str, who_may_draw: str | None = None) -> bool:

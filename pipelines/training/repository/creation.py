@@ -7,7 +7,7 @@ from huggingface_hub import CommitOperationAdd, HfApi
 from hub_tools.publishing.commits import commit_over, patiently
 from hub_tools.publishing.folder_publishing import open_repository
 from hub_tools.run_files import CARD_FILE, TRAINING_RUN_FILE
-from pipelines.training.run.task import Processor
+from pipelines.training.publishing.publishable_task import Processor
 from pipelines.training.run.training_run import TrainingRun
 
 

@@ -14,8 +14,8 @@ from typing import Self
 from hub_tools.foreign.json_texts import parse_json
 from hub_tools.run_files import ENTRIES_FILE
 from pipelines.training.repository.key_list import MAX_BYTES, PUBLISHER, KeyList, utc
-from pipelines.training.repository.publisher_keys import PublisherKey, canonical_json, is_signed_by
 from pipelines.training.run.training_run import TrainingRun
+from pipelines.training.signing.publisher_keys import PublisherKey, canonical_json, is_signed_by
 
 FORMAT_VERSION = 1
 DOMAIN = b"dalle-collab entries 1\0"

@@ -18,8 +18,8 @@ from typing import Any, Self
 from hub_tools.foreign.json_texts import parse_json
 from hub_tools.run_files import PUBLISHER_KEYS_FILE
 from pipelines.swarm_time import SWARM_TIME
-from pipelines.training.repository.publisher_keys import PublisherKey, canonical_json, is_signed_by
 from pipelines.training.run.training_run import TrainingRun
+from pipelines.training.signing.publisher_keys import PublisherKey, canonical_json, is_signed_by
 
 logger = logging.getLogger(__name__)
 

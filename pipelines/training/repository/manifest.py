@@ -18,8 +18,8 @@ from hub_tools.atomic_files import file_digest
 from hub_tools.foreign.json_texts import parse_json, read_json
 from hub_tools.run_files import MANIFEST_FILE, OPTIMIZER_FILE, RUN_STATE_FILE, WEIGHTS_FILE
 from pipelines.training.repository.key_list import PUBLISHER, KeyList, utc
-from pipelines.training.repository.publisher_keys import PublisherKey, canonical_json, is_signed_by
 from pipelines.training.run.training_run import TrainingRun
+from pipelines.training.signing.publisher_keys import PublisherKey, canonical_json, is_signed_by
 
 MANIFEST_FORMAT_VERSION = 1
 NEEDED_FILES = (WEIGHTS_FILE, OPTIMIZER_FILE, RUN_STATE_FILE)

@@ -14,9 +14,9 @@ from hub_tools.places import config_folder
 from hub_tools.run_files import PUBLISHER_KEYS_FILE
 from pipelines.training.repository.commits import commit_changes
 from pipelines.training.repository.key_list import KeyList, KeysRefusedError, read_key_list
-from pipelines.training.repository.publisher_keys import PublisherKey, write_private
 from pipelines.training.repository.snapshot import RunSnapshot
 from pipelines.training.run.training_run import TrainingRun
+from pipelines.training.signing.publisher_keys import PublisherKey, write_private
 
 logger = logging.getLogger(__name__)
 

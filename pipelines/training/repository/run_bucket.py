@@ -39,7 +39,7 @@ from pipelines.training.repository.snapshot import RunSnapshot
 from pipelines.training.run.training_run import TrainingRun
 
 if TYPE_CHECKING:
-    from pipelines.training.run.task import TrainingTask
+    from pipelines.training.publishing.publishable_task import PublishableTask
 
 logger = logging.getLogger(__name__)
 
@@ -223,7 +223,7 @@ def outdated_files(
     ]
 
 
-def newest_checkpoint(snapshot: RunSnapshot, task: "TrainingTask | None" = None) -> Path | None:
+def newest_checkpoint(snapshot: RunSnapshot, task: "PublishableTask | None" = None) -> Path | None:
     """Download the run's newest checkpoint, check it, and return its folder; None if there is none yet.
 
     The run's bucket may have a newer one than its repository. Where it has none that can be used, or does not answer,

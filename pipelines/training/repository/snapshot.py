@@ -51,7 +51,7 @@ from pipelines.training.repository.manifest import (
 from pipelines.training.run.training_run import TrainingRun
 
 if TYPE_CHECKING:
-    from pipelines.training.run.task import TrainingTask
+    from pipelines.training.publishing.publishable_task import PublishableTask
 
 logger = logging.getLogger(__name__)
 
@@ -264,7 +264,7 @@ class RunSnapshot:
                 )
         return folder
 
-    def download_checkpoint(self, task: "TrainingTask | None" = None) -> Path:
+    def download_checkpoint(self, task: "PublishableTask | None" = None) -> Path:
         """Download the newest checkpoint, check it, and return its folder.
 
         A copy damaged on this machine's disk is downloaded once more. Of an unsigned one no more weights are taken than
@@ -298,7 +298,7 @@ class RunSnapshot:
             )
         return path
 
-    def _download_checkpoint(self, task: "TrainingTask | None", **options: bool) -> Path:
+    def _download_checkpoint(self, task: "PublishableTask | None", **options: bool) -> Path:
         if (files := self.signed_files) is not None:
             wanted = [MANIFEST_FILE, *self._sized_as(files)]
             return fetch_files(self.repository, revision=self.commit, patterns=wanted, **options)
@@ -354,3 +354,12 @@ def _download(repository: str, name: str, revision: str | None, cache: str | Non
         ) from error
     except EntryNotFoundError:
         return None
+
+
+def signed_epoch(snapshot: RunSnapshot) -> int:
+    """Return the epoch of the newest signed checkpoint: the run has reached it for certain; 0 if that is unknown."""
+    try:
+        return snapshot.signed_epoch
+    except (OSError, CheckpointRefusedError) as error:  # the swarm may be there without the Hub, or have a good state
+        logger.warning("The signed epoch of %s cannot be read at the moment: %s", snapshot.repository, error)
+        return 0

@@ -5,14 +5,10 @@ belong to the task; `pipelines/training/tasks` has one folder for each.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
-from PIL.Image import Image
 
-from pipelines.memory_estimate.settings import MemoryEstimate, MemorySettings
 from pipelines.training.run.block_order import BlockOrder
 from pipelines.training.run.span_source import SpanSource
 from pipelines.training.run.spans import Span
@@ -51,79 +47,6 @@ class NamedBatch(dict[str, torch.Tensor]):
     def seed(self, run: TrainingRun) -> int:
         """What is drawn for these samples, wherever they are trained on, follows from this seed."""
         return stable_seed(run.seed, *self.spans, *([self._label] if self._label else []))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Source:
-    """A repository that a model is made from."""
-
-    role: str
-    """`dataset`, or what the task calls it, such as `codec`."""
-
-    repository: str
-    revision: str
-    licence: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class CheckpointFacts:
-    """What a model card says about a published checkpoint."""
-
-    repository: str
-    epoch: int
-    loss: float | None
-    num_parameters: int
-    history: Sequence[Mapping[str, Any]] = ()
-    """Points of the run's history; see `metrics.history`."""
-
-    evaluations: Sequence[Mapping[str, Any]] = ()
-    """Held-out losses; see `metrics.evaluation.held_out_losses`."""
-
-    figures: Sequence[Any] = ()
-    """Figures of evaluated checkpoints; see `metrics.evaluation.checkpoint_figures`."""
-
-    header: Mapping[str, Any] = field(default_factory=dict)
-    """The YAML header of the card that is on the Hub."""
-
-    sources: Sequence[Source] = ()
-
-    contributors: str = ""
-    """Who did how much on which devices, in Markdown; empty: nobody is known yet."""
-
-    picture: str | None = None
-    """File of the newest picture of the progress reel, by its name in the repository."""
-
-    prompts: Sequence[str] = ()
-    """The captions of that picture, from top to bottom."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunRequest:
-    """An organiser's request for a new run. Each task knows which fields it uses."""
-
-    run_id: str
-    task: str
-    dataset: str
-    """Dataset Hub repository."""
-
-    tokenizer: str
-    """Folder or Model Hub repository of a fast tokenizer."""
-
-    settings: Mapping[str, Any]
-    """Fields of `TrainingRun`, of the task's settings and of the model's configuration, merged."""
-
-    codec: str | None = None
-    """Model Hub repository of the codec that made a dataset's image codes."""
-
-    clip: str | None = None
-    """CLIP that ranks pictures."""
-
-
-class Processor(Protocol):
-    """A processor or a tokenizer of transformers."""
-
-    def save_pretrained(self, folder: Path) -> Any:
-        """Write its files into a folder."""
 
 
 class TrainingTask(Protocol):
@@ -172,24 +95,6 @@ class TrainingTask(Protocol):
 
     def loss(self, model: torch.nn.Module, batch: Batch) -> tuple[torch.Tensor, int]:
         """Return the summed loss of a batch, a float scalar with its graph, and the weight that it sums over."""
-
-    def save(self, folder: Path, model: torch.nn.Module) -> None:
-        """Write the model, its processor and its custom code: what `from_pretrained` needs."""
-
-    def companions(self) -> Mapping[str, tuple[str, str | None]]:
-        """Return other repositories needed to use the model, by role: each with its revision."""
-
-    def card(self, facts: CheckpointFacts) -> str:
-        """Return the model card, README.md, of a checkpoint."""
-
-    def draw(self, model: torch.nn.Module, prompts: Sequence[str]) -> Image | None:
-        """Return the model's output for the run's prompts as one picture for the progress reel; None: no reel."""
-
-    def memory(self, settings: MemorySettings) -> MemoryEstimate:
-        """Estimate the memory that training takes; raises ValueError if the model's sizes are invalid."""
-
-    def num_parameters(self) -> int:
-        """Return how many parameters the model has; raises as `memory`."""
 
 
 @torch.no_grad()

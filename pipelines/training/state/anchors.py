@@ -13,8 +13,9 @@ from typing import Protocol
 
 from hivemind.utils import MSGPackSerializer, get_dht_time
 
-from pipelines.swarm.records import ANCHOR_SECONDS, MOST_IN_ROSTER, AnchorRecord, sender_name
-from pipelines.training.repository.publisher_keys import PublisherKey, is_current, is_signed_by
+from pipelines.swarm.peer_records import ANCHOR_SECONDS, MOST_IN_ROSTER, AnchorRecord
+from pipelines.swarm.records import sender_name
+from pipelines.training.signing.publisher_keys import PublisherKey, is_current, is_signed_by
 from pipelines.training.state.votes import StateClaim, VoteResult, differs_from
 
 AnchorKeys = Callable[[], Sequence[str]]

@@ -3,7 +3,8 @@
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from pipelines.swarm.records import StateRecord, sender_name
+from pipelines.swarm.peer_records import StateRecord
+from pipelines.swarm.records import sender_name
 from pipelines.training.state.anchors import Anchorage, anchored
 from pipelines.training.state.votes import VoteResult, count_votes, one_vote_each
 

@@ -13,7 +13,8 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Protocol
 
-from pipelines.swarm.records import StateRecord, SwarmRecords
+from pipelines.swarm.peer_records import StateRecord
+from pipelines.swarm.records import SwarmRecords
 from pipelines.training.state.anchors import Anchorage, AnchorWatch, is_contradicted
 from pipelines.training.state.averager import SwarmStateAverager
 from pipelines.training.state.download import (

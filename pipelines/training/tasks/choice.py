@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from pipelines.training.publishing.publishable_task import Processor, PublishableTask, RunRequest
 from pipelines.training.run.setting_list import Setting, settings_of_runs
-from pipelines.training.run.task import Processor, RunRequest, TrainingTask
 from pipelines.training.run.training_run import TrainingRun
 
 
@@ -12,7 +12,7 @@ from pipelines.training.run.training_run import TrainingRun
 class TaskKind:
     """How a task is created; its own libraries are imported on demand."""
 
-    open: Callable[[TrainingRun, str, str | None], TrainingTask]
+    open: Callable[[TrainingRun, str, str | None], PublishableTask]
     """Returns the task of a run, from its repository or folder and a commit."""
 
     compose: Callable[[RunRequest], tuple[TrainingRun, Processor]]
@@ -45,7 +45,7 @@ TASKS: dict[str, Callable[[], TaskKind]] = {
 }
 
 
-def open_task(run: TrainingRun, place: str, revision: str | None = None) -> TrainingTask:
+def open_task(run: TrainingRun, place: str, revision: str | None = None) -> PublishableTask:
     """Return the run's task; `place` is the run's repository, or a folder with its files. Nothing is read yet.
 
     `revision` is the repository's commit from which the run was read; None: the newest one, and for a folder.

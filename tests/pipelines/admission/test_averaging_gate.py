@@ -21,7 +21,7 @@ from pipelines.admission.averaging_gate import AdmissionGate, AveragingGate
 from pipelines.admission.client import SharedToken, peer_admission, seconds_to_renewal
 from pipelines.admission.record_owners import speaks_for
 from pipelines.admission.tokens import TokenRefusedError, issue_token, peer_id_of, public_text
-from pipelines.swarm.records import AuxiliaryStatus, PeerMetrics
+from pipelines.swarm.peer_records import AuxiliaryStatus, PeerMetrics
 from pipelines.training.run.door import door_of
 
 AUTHORITY = ed25519.Ed25519PrivateKey.generate()

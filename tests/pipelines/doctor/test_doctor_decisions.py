@@ -31,10 +31,10 @@ from pipelines.doctor.swarm_checks import (
     check_reachability,
     connected_groups,
 )
+from pipelines.features.servers.complaints import Accused
+from pipelines.features.servers.server_record import SERVERS, ServerRecord
 from pipelines.swarm.dialling import Call
-from pipelines.swarm.probe_result import EntryFinding, SwarmFinding
-from pipelines.swarm.servers.complaints import Accused
-from pipelines.swarm.servers.server_record import ServerRecord
+from pipelines.swarm.probing.probe_result import EntryFinding, SwarmFinding
 from pipelines.training.run.compute_options import ComputeOptions
 from pipelines.training.run.training_run import TrainingRun
 from pipelines.training.run.versions import required_versions
@@ -204,8 +204,8 @@ def test_each_way_in_which_an_entry_address_fails_has_its_own_cause(outcome, wor
     (alone,) = check_entries("org/run", look(dead))
     assert alone.status == "fail" and alone.seen == f"{outcome} (why)" and words in alone.cure
     assert alone.name == "entry address 203.0.113.1:31337"
-    servers = (server("a"), server("b"))
-    beside, fine = check_entries("org/run", look(dead, entry(2, ping_seconds=0.02, num_trainers=3, servers=servers)))
+    seen = dict(num_trainers=3, records={SERVERS: {b"a": server("a"), b"b": server("b")}})
+    beside, fine = check_entries("org/run", look(dead, entry(2, ping_seconds=0.02, **seen)))
     assert (beside.status, fine.status) == ("warn", "ok")
     assert "20 ms" in fine.seen and "3 training peers" in fine.seen and "2 servers of its model" in fine.seen
 

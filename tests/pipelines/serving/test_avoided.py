@@ -6,11 +6,11 @@ import pytest
 from clocks import Clock
 from huggingface_hub import constants
 
+from pipelines.features.servers.server_record import ServerRecord
 from pipelines.serving import avoided as avoided_servers
 from pipelines.serving.avoided import LONGEST_SECONDS, MOST_NAME_CHARACTERS, MOST_NAMED, AvoidedServers
 from pipelines.serving.blocks.discovery import served_spans
 from pipelines.serving.draw.asking_run import drawing_servers
-from pipelines.swarm.servers.server_record import ServerRecord
 from pipelines.training.averaging.group import avoidance
 
 

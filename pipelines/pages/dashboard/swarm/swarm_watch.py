@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pipelines.features.servers.complaints import Accused
     from pipelines.swarm.records import ProgressReport, SwarmRecords
-    from pipelines.swarm.servers.complaints import Accused
 
 SHORTEST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 5.0
 PAUSE_FACTOR = 2.0
@@ -30,6 +30,7 @@ def watch(repository: str, settings: Mapping[str, Any], identity_file: Path | No
     from huggingface_hub import get_token
 
     from pipelines.admission.client import seek_admission
+    from pipelines.all_records import ALL_RECORDS
     from pipelines.swarm.network_options import NetworkOptions
     from pipelines.swarm.node import open_dht
     from pipelines.swarm.records import SwarmRecords
@@ -46,7 +47,7 @@ def watch(repository: str, settings: Mapping[str, Any], identity_file: Path | No
             admission=admission,
         ) as dht,
     ):
-        records = SwarmRecords(dht, run.swarm_id, admission=admission).open()
+        records = SwarmRecords(dht, run.swarm_id, admission=admission, kinds=ALL_RECORDS).open()
         last_seen = time.monotonic()
         while time.monotonic() - last_seen < LONELY_SECONDS:
             started = time.monotonic()
@@ -60,6 +61,7 @@ def watch(repository: str, settings: Mapping[str, Any], identity_file: Path | No
 
 def look_once(records: "SwarmRecords") -> dict[str, Any]:
     """Return one snapshot as JSON values; see `swarm_snapshot.SwarmSnapshot.from_values`."""
+    from pipelines.features.servers.server_record import SERVERS
     from pipelines.training.state.votes import count_votes
 
     reports = records.progress_reports()
@@ -69,16 +71,16 @@ def look_once(records: "SwarmRecords") -> dict[str, Any]:
         time=time.time(),
         peers=[_peer(key, report, metrics.get(key), introductions.get(key)) for key, report in sorted(reports.items())],
         num_auxiliaries=len(records.auxiliaries()),
-        servers=[server.dict() for _, server in sorted(records.servers().items())],
+        servers=[server.dict() for _, server in sorted(records.read(SERVERS).items())],
         accused=[dataclasses.asdict(one) for one in _accused(records)],
         verdict=verdict and {name: getattr(verdict, name) for name in ("epoch", "num_votes", "num_voters", "outvoted")},
     )
 
 
 def _accused(records: "SwarmRecords") -> "list[Accused]":
-    from pipelines.swarm.servers.complaints import accused_servers
+    from pipelines.features.servers.complaints import COMPLAINTS, accused_servers
 
-    return accused_servers(records.complaints(), names_users=records.admissions.counts_users)
+    return accused_servers(records.read(COMPLAINTS), names_users=records.admissions.counts_users)
 
 
 def _peer(key: bytes, report: "ProgressReport", metrics: Any, introduction: Any) -> dict[str, Any]:

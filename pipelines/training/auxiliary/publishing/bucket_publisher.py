@@ -17,9 +17,9 @@ from pipelines.training.auxiliary.publishing.publication_spool import Publicatio
 from pipelines.training.metrics.run_metrics import MetricsMark, RunMetrics
 from pipelines.training.repository.key_list import KeyList
 from pipelines.training.repository.manifest import CheckpointManifest, CheckpointRefusedError
-from pipelines.training.repository.publisher_keys import PublisherKey
 from pipelines.training.repository.run_bucket import RunBucket
 from pipelines.training.run.training_run import TrainingRun
+from pipelines.training.signing.publisher_keys import PublisherKey
 
 logger = logging.getLogger(__name__)
 

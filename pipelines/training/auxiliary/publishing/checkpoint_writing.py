@@ -5,12 +5,12 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 
-from pipelines.training.run.task import TrainingTask
+from pipelines.training.publishing.publishable_task import PublishableTask
 from pipelines.training.state.checkpoint_tensors import RunState, save_training_state
 
 
 def write_checkpoint(
-    folder: Path, task: TrainingTask, model: torch.nn.Module, optimizer: torch.optim.Optimizer, state: RunState
+    folder: Path, task: PublishableTask, model: torch.nn.Module, optimizer: torch.optim.Optimizer, state: RunState
 ) -> None:
     """Write all that a checkpoint's manifest lists into an empty folder.
 

@@ -25,14 +25,14 @@ from pipelines.training.auxiliary.publishing.commit_budget import CommitBudget
 from pipelines.training.auxiliary.publishing.publication_spool import PublicationSpool, SpooledCheckpoint
 from pipelines.training.auxiliary.publishing.shown_files import Additions, ShownFiles, outdated
 from pipelines.training.metrics.run_metrics import MetricsMark, RunMetrics
+from pipelines.training.publishing.publishable_task import PublishableTask
 from pipelines.training.repository.announcements import announce_auxiliary, announced_entries
 from pipelines.training.repository.epoch_tags import drop_old_optimizer_states, tag_epoch
 from pipelines.training.repository.key_list import PUBLISHER, KeyList, TrustedKeys
 from pipelines.training.repository.manifest import CheckpointManifest, CheckpointRefusedError
 from pipelines.training.repository.organiser import Organiser
-from pipelines.training.repository.publisher_keys import PublisherKey
 from pipelines.training.repository.snapshot import RunSnapshot
-from pipelines.training.run.task import TrainingTask
+from pipelines.training.signing.publisher_keys import PublisherKey
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class HubPublisher:
     def __init__(
         self,
         repository: str,
-        task: TrainingTask,
+        task: PublishableTask,
         *,
         key: PublisherKey,
         organiser: Organiser | None,

@@ -8,7 +8,7 @@ they are the publisher cannot both publish: every commit names the head on which
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from pipelines.training.repository.publisher_keys import PublisherKey, is_signed_by
+from pipelines.training.signing.publisher_keys import PublisherKey, is_signed_by
 
 
 @dataclass(frozen=True, kw_only=True)

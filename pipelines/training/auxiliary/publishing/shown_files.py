@@ -22,8 +22,8 @@ from pipelines.training.metrics.evaluation.result_files import results_yaml
 from pipelines.training.metrics.loss_curve import draw_loss_curve
 from pipelines.training.metrics.reel import read_index, take_over_reel
 from pipelines.training.metrics.run_metrics import RunMetrics
+from pipelines.training.publishing.publishable_task import CheckpointFacts, PublishableTask, Source
 from pipelines.training.repository.snapshot import RunSnapshot
-from pipelines.training.run.task import CheckpointFacts, Source, TrainingTask
 from pipelines.training.state.checkpoint_tensors import num_parameters_in, run_state_in
 
 NAMES_IN_THE_CARD = 20
@@ -37,7 +37,7 @@ class ShownFiles:
     """Makes these files from what the auxiliary peer knows; used by one thread."""
 
     repository: str
-    task: TrainingTask
+    task: PublishableTask
     metrics: RunMetrics
     reel_folder: Path
     facts: CheckpointFacts | None = None

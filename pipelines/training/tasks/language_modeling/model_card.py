@@ -5,7 +5,7 @@ from urllib.parse import quote
 from hub_tools.printing.marked_up import code, plain
 from pipelines.training.card.run_card import CardParts
 from pipelines.training.metrics.evaluation.held_out_losses import held_out_loss, perplexity
-from pipelines.training.run.task import CheckpointFacts
+from pipelines.training.publishing.publishable_task import CheckpointFacts
 from pipelines.training.run.training_run import TrainingRun
 from pipelines.training.tasks.language_modeling.settings import FILL_MASK, LanguageSettings
 

@@ -7,7 +7,7 @@ from typing import Any
 from huggingface_hub import HfApi
 from transformers import PreTrainedTokenizerBase
 
-from pipelines.training.run.task import RunRequest
+from pipelines.training.publishing.publishable_task import RunRequest
 from pipelines.training.run.training_run import TrainingRun
 from pipelines.training.run.versions import package_version, required_versions
 from pipelines.training.tasks.language_modeling.documents import check_dataset

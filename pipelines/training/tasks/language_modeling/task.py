@@ -21,10 +21,11 @@ from pipelines.memory_estimate.estimate import count_parameters, estimate_traini
 from pipelines.memory_estimate.model_presets import ModelSizes
 from pipelines.memory_estimate.settings import MemoryEstimate, MemorySettings
 from pipelines.training.card.run_card import run_card
+from pipelines.training.publishing.publishable_task import CheckpointFacts, PublishableTask
 from pipelines.training.run.block_order import BlockOrder
 from pipelines.training.run.span_source import SpanSource, WholeDataset
 from pipelines.training.run.spans import Span
-from pipelines.training.run.task import Batch, BatchSize, CheckpointFacts, NamedBatch, TrainingTask, size_of_next
+from pipelines.training.run.task import Batch, BatchSize, NamedBatch, size_of_next
 from pipelines.training.run.training_run import TrainingRun, stable_seed
 from pipelines.training.tasks.language_modeling.documents import (
     check_dataset,
@@ -52,7 +53,7 @@ from pipelines.training.tasks.streaming import check_pass, passes_through_outage
 EVALUATION_BATCH_SIZE = 8
 
 
-class LanguageModelingTask(TrainingTask):
+class LanguageModelingTask(PublishableTask):
     """Trains a masked or a causal language model on a dataset of text; see `TrainingTask`.
 
     Weights, and so the target batch, count predicted tokens: all but the first of a sequence of `text-generation`,
@@ -172,7 +173,7 @@ class LanguageModelingTask(TrainingTask):
         return total, int((labels != IGNORED).sum())
 
     def save(self, folder: Path, model: PreTrainedModel) -> None:
-        """See `TrainingTask.save`: safetensors and tokenizer, which transformers loads without further code."""
+        """See `PublishableTask.save`: safetensors and tokenizer, which transformers loads without further code."""
         model.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
 

@@ -4,7 +4,7 @@ from hub_tools.printing.marked_up import plain
 from modeling_dalle_collab import DalleCollabConfig
 from pipelines.training.card.run_card import CardParts
 from pipelines.training.metrics.evaluation.held_out_losses import held_out_loss
-from pipelines.training.run.task import CheckpointFacts
+from pipelines.training.publishing.publishable_task import CheckpointFacts
 from pipelines.training.run.training_run import TrainingRun
 
 

@@ -13,7 +13,7 @@ from hub_tools.run_files import PROCESSOR_FILES
 from modeling_dalle_collab import DalleCollabConfig, DalleCollabProcessor
 from pipelines.image_codes.codec_code import open_codec
 from pipelines.image_codes.image_code_record import ImageCodeLayout
-from pipelines.training.run.task import RunRequest
+from pipelines.training.publishing.publishable_task import RunRequest
 from pipelines.training.run.training_run import TrainingRun
 from pipelines.training.run.versions import package_version, required_versions
 from pipelines.training.tasks.text_to_image.image_code_stream import dataset_layout

@@ -16,18 +16,11 @@ from pipelines.memory_estimate.estimate import count_parameters, estimate_traini
 from pipelines.memory_estimate.model_presets import ModelSizes
 from pipelines.memory_estimate.settings import MemoryEstimate, MemorySettings
 from pipelines.training.card.run_card import run_card
+from pipelines.training.publishing.publishable_task import CheckpointFacts, PublishableTask
 from pipelines.training.run.block_order import BlockOrder
 from pipelines.training.run.span_source import SpanSource, WholeDataset
 from pipelines.training.run.spans import Span
-from pipelines.training.run.task import (
-    Batch,
-    BatchSize,
-    CheckpointFacts,
-    NamedBatch,
-    TrainingTask,
-    num_samples,
-    size_of_next,
-)
+from pipelines.training.run.task import Batch, BatchSize, NamedBatch, num_samples, size_of_next
 from pipelines.training.run.training_run import TrainingRun, stable_seed
 from pipelines.training.tasks.text_to_image.held_out_evaluation import held_out_batches
 from pipelines.training.tasks.text_to_image.image_code_stream import (
@@ -44,7 +37,7 @@ from pipelines.training.tasks.text_to_image.reel_drawing import ReelDrawer
 from pipelines.training.tasks.text_to_image.run_creation import check_codec_fits, check_dataset_fits
 
 
-class TextToImageTask(TrainingTask):
+class TextToImageTask(PublishableTask):
     """Trains `DalleCollabForConditionalGeneration` on a dataset of image codes; see `TrainingTask`."""
 
     sample_weight = 1.0
@@ -140,7 +133,7 @@ class TextToImageTask(TrainingTask):
         return run_card(self.run, facts, card_parts(self.run, self.config, facts))
 
     def draw(self, model: torch.nn.Module, prompts: Sequence[str]) -> Image:
-        """See `TrainingTask.draw`: one row of pictures for each prompt."""
+        """See `PublishableTask.draw`: one row of pictures for each prompt."""
         return self._drawer.draw(model, prompts)
 
     @cached_property

@@ -9,13 +9,13 @@ import torch
 from tiny_models import tiny_dalle, tiny_language_model
 
 from hub_tools.run_files import WEIGHTS_FILE
+from pipelines.features.servers.server_record import ServerRecord
 from pipelines.serving.blocks.client.distributed_model import local_server
 from pipelines.serving.blocks.layers_offer import LayersOffer, layers_that_fit, measured_rate
 from pipelines.serving.blocks.spans import stack_shape, tensor_prefixes
 from pipelines.serving.blocks.weights import find_model
 from pipelines.serving.offer import ServingOptions
-from pipelines.swarm.servers.server_record import ServerRecord
-from pipelines.training.peer.joining import hear_nothing
+from pipelines.training.peer.entering import hear_nothing
 from pipelines.training.peer.pausing import PauseSwitch
 
 

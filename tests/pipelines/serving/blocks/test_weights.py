@@ -16,7 +16,7 @@ from tiny_models import tiny_dalle
 from hub_tools.local_hub import LocalHub
 from pipelines.serving.blocks.weights import find_model
 from pipelines.training.repository.manifest import CheckpointManifest, digest_files
-from pipelines.training.repository.publisher_keys import PublisherKey
+from pipelines.training.signing.publisher_keys import PublisherKey
 
 NAME = "model.stack.layers.4.attention.scale"
 

@@ -3,7 +3,7 @@
 import pytest
 from swarm_of_processes import HOSTILE_PROCESS, Swarm, tiny_run
 
-from pipelines.training.repository.publisher_keys import PublisherKey
+from pipelines.training.signing.publisher_keys import PublisherKey
 
 pytestmark = [pytest.mark.slow, pytest.mark.swarm]
 

@@ -17,7 +17,7 @@ from support_files import SUPPORT
 from hub_tools.local_hub.store.consistency import check_consistency
 from pipelines.training.metrics.credit.contribution_files import read_contributions
 from pipelines.training.metrics.history import read_history_files
-from pipelines.training.repository.publisher_keys import PublisherKey, canonical_json
+from pipelines.training.signing.publisher_keys import PublisherKey, canonical_json
 
 pytestmark = pytest.mark.slow
 

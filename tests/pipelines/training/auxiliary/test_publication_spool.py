@@ -9,7 +9,7 @@ from pipelines.training.auxiliary.publishing.commit_budget import CommitBudget, 
 from pipelines.training.auxiliary.publishing.publication_spool import PublicationSpool, epochs_to_drop
 from pipelines.training.auxiliary.publishing.publisher_election import candidacy, elect, proven_keys
 from pipelines.training.repository.manifest import CheckpointRefusedError
-from pipelines.training.repository.publisher_keys import PublisherKey
+from pipelines.training.signing.publisher_keys import PublisherKey
 
 
 def writing(text):

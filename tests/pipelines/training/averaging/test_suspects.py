@@ -2,7 +2,7 @@
 
 import multiprocessing
 
-from pipelines.swarm.records import MAX_SUSPECTS, PeerMetrics
+from pipelines.swarm.peer_records import MAX_SUSPECTS, PeerMetrics
 from pipelines.training.averaging.figures import SharedFigures
 from pipelines.training.averaging.reduce.suspects import Offence, Suspect, SuspectLedger
 from pipelines.training.peer.reports import suspect_record

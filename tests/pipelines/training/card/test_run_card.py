@@ -7,7 +7,7 @@ from swarm_of_processes import tiny_run
 from pipelines.training.card.header import LONGEST_HEADER, organisers_header
 from pipelines.training.card.run_card import CardParts, run_card
 from pipelines.training.metrics.credit.contributors import Contributor, contributor_table
-from pipelines.training.run.task import CheckpointFacts, Source
+from pipelines.training.publishing.publishable_task import CheckpointFacts, Source
 
 RUN = tiny_run(dataset_repository="org/birds-codes", dataset_revision="0123456789abcdef")
 PARTS = CardParts(

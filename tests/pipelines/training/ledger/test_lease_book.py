@@ -3,9 +3,9 @@ import threading
 import pytest
 from clocks import Clock
 
-from pipelines.swarm.records import MOST_EPOCHS_REPORTED, MOST_SPANS_REPORTED
 from pipelines.training.ledger.batch_gradients import BatchGradient
-from pipelines.training.ledger.lease_book import SECONDS_BETWEEN_LEASES, LeaseBook
+from pipelines.training.ledger.leases.lease_book import SECONDS_BETWEEN_LEASES, LeaseBook
+from pipelines.training.ledger.records import MOST_EPOCHS_REPORTED, MOST_SPANS_REPORTED
 from pipelines.training.run.block_order import BlockOrder
 from pipelines.training.run.spans import Span
 

@@ -6,7 +6,9 @@ import pytest
 from hivemind.utils import MSGPackSerializer
 
 from pipelines.swarm.record_limits import MOST_BYTES
-from pipelines.swarm.records import (
+from pipelines.training.ledger.batch_gradients import BatchGradient
+from pipelines.training.ledger.ledger import Ledger, LedgerOptions
+from pipelines.training.ledger.records import (
     MOST_EPOCHS_REPORTED,
     MOST_GRADIENT_SPANS,
     MOST_GRADIENTS,
@@ -18,8 +20,6 @@ from pipelines.swarm.records import (
     PeerLease,
     TrainedRecord,
 )
-from pipelines.training.ledger.batch_gradients import BatchGradient
-from pipelines.training.ledger.ledger import Ledger, LedgerOptions
 from pipelines.training.ledger.statements import (
     MOST_LEASE_BYTES,
     fitting,
@@ -31,9 +31,9 @@ from pipelines.training.ledger.statements import (
     trained_record,
     valid_leases,
 )
-from pipelines.training.repository.publisher_keys import PublisherKey
 from pipelines.training.run.block_order import BlockOrder
 from pipelines.training.run.spans import Span
+from pipelines.training.signing.publisher_keys import PublisherKey
 
 NOW = 1_000_000.0
 

@@ -20,7 +20,7 @@ WATCHING = """
 import sys, threading
 from hub_tools.endpoint import prepare_hub_client
 prepare_hub_client()
-from pipelines.training.peer.generation_watch import watching_generation
+from pipelines.training.repository.generation_watch import watching_generation
 from pipelines.training.repository.key_list import TrustedKeys
 from pipelines.training.repository.snapshot import RunSnapshot
 run, stop = RunSnapshot.read(sys.argv[1]).run, threading.Event()

@@ -19,8 +19,8 @@ from pipelines.training.repository.entries import (
 )
 from pipelines.training.repository.key_list import ANCHOR, ROLES, KeyList
 from pipelines.training.repository.organiser import Organiser
-from pipelines.training.repository.publisher_keys import PublisherKey, canonical_json
 from pipelines.training.repository.snapshot import RunSnapshot
+from pipelines.training.signing.publisher_keys import PublisherKey, canonical_json
 
 OURS, OTHERS, HOSTILE = (f"/ip4/203.0.113.{number}/tcp/31337/p2p/Qm{number}" for number in (1, 2, 66))
 NOW = 1e9

@@ -20,7 +20,7 @@ from pipelines.training.repository.key_list import (
     read_key_list,
     unsigned_list,
 )
-from pipelines.training.repository.publisher_keys import PublisherKey, canonical_json
+from pipelines.training.signing.publisher_keys import PublisherKey, canonical_json
 
 UNSIGNED_RUN = tiny_run(run_id="birds")
 

@@ -18,7 +18,7 @@ from pipelines.training.repository.manifest import (
     tensor_digests,
     verify_checkpoint,
 )
-from pipelines.training.repository.publisher_keys import PublisherKey, is_signed_by
+from pipelines.training.signing.publisher_keys import PublisherKey, is_signed_by
 
 MANIFEST = "checkpoint_manifest.json"
 RUN = tiny_run(run_id="birds")

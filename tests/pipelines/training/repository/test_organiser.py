@@ -13,7 +13,7 @@ from pipelines.training.repository.organiser import (
     organiser_key_file,
     restore_organiser,
 )
-from pipelines.training.repository.publisher_keys import PublisherKey
+from pipelines.training.signing.publisher_keys import PublisherKey
 
 BIRDS = "my-org/birds"
 

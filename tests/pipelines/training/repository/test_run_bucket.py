@@ -24,8 +24,8 @@ from pipelines.training.metrics.history import read_history_files
 from pipelines.training.metrics.run_metrics import RunMetrics
 from pipelines.training.repository.key_list import unsigned_list
 from pipelines.training.repository.manifest import CheckpointManifest
-from pipelines.training.repository.publisher_keys import PublisherKey
 from pipelines.training.repository.run_bucket import BucketError, RunBucket, outdated_files
+from pipelines.training.signing.publisher_keys import PublisherKey
 
 FORKS = multiprocessing.get_context("fork")
 

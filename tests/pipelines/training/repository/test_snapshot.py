@@ -21,9 +21,9 @@ from pipelines.training.repository.manifest import (
     digest_files,
     verify_checkpoint,
 )
-from pipelines.training.repository.publisher_keys import PublisherKey
 from pipelines.training.repository.run_bucket import newest_checkpoint
 from pipelines.training.repository.snapshot import RunSnapshot
+from pipelines.training.signing.publisher_keys import PublisherKey
 
 pytestmark = pytest.mark.slow
 

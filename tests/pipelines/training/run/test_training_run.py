@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from pipelines.swarm.records import SuspectRecord
+from pipelines.swarm.peer_records import SuspectRecord
 from pipelines.training.metrics.epoch_summary import EpochSummary, credible_epoch, should_publish, summarise_epoch
 from pipelines.training.run.compute_options import ComputeOptions
 from pipelines.training.run.sections import SECTIONS

@@ -4,8 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from pipelines.swarm.records import ANCHOR_SECONDS, sender_name
-from pipelines.training.repository.publisher_keys import SECONDS_AHEAD, PublisherKey
+from pipelines.swarm.peer_records import ANCHOR_SECONDS
+from pipelines.swarm.records import sender_name
+from pipelines.training.signing.publisher_keys import SECONDS_AHEAD, PublisherKey
 from pipelines.training.state.anchors import (
     EPOCHS_REMEMBERED,
     EPOCHS_TO_ENTER,

@@ -21,7 +21,7 @@ from pipelines.training.auxiliary.publishing.checkpoint_writing import write_che
 from pipelines.training.metrics.epoch_summary import EpochSummary
 from pipelines.training.metrics.loss_curve import draw_loss_curve
 from pipelines.training.optimizers.choice import optimizer_parts
-from pipelines.training.run.task import CheckpointFacts, Source
+from pipelines.training.publishing.publishable_task import CheckpointFacts, Source
 from pipelines.training.state.checkpoint_tensors import (
     RunState,
     load_training_state,

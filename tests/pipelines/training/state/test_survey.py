@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from pipelines.swarm.records import sender_name
-from pipelines.training.repository.publisher_keys import PublisherKey
+from pipelines.training.signing.publisher_keys import PublisherKey
 from pipelines.training.state.anchors import Anchorage, AnchorWatch, signed_record
 from pipelines.training.state.survey import StateSurvey
 from pipelines.training.state.transfer import StateTransfer

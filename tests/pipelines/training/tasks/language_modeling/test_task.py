@@ -9,7 +9,8 @@ import torch
 from language_material import ALBERT, DOCUMENTS, GPT2, LLAMA, ROBERTA, SEQUENCE_LENGTH, language_run, tiny_tokenizer
 
 from pipelines.memory_estimate.settings import MemorySettings
-from pipelines.training.run.task import CheckpointFacts, num_samples
+from pipelines.training.publishing.publishable_task import CheckpointFacts
+from pipelines.training.run.task import num_samples
 from pipelines.training.tasks.language_modeling.samples import IGNORED, masked_samples, packed_samples, to_batch
 from pipelines.training.tasks.language_modeling.task import LanguageModelingTask
 

@@ -6,7 +6,7 @@ It leaves no trace: the probing peer tells nobody its DHT id, so that it enters 
 import asyncio
 import dataclasses
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -19,13 +19,12 @@ from hivemind.proto import dht_pb2
 from hivemind.utils.multiaddr import Multiaddr
 
 from pipelines.admission.tokens import TokenCheck
+from pipelines.swarm.believing import believed_records, signed_values
 from pipelines.swarm.dial_back import MOST_ADDRESSES, SECONDS_BETWEEN_CALLS, ask_for_dial_back
 from pipelines.swarm.dialling import Call, PeerAddress, call, connect, parse_address
 from pipelines.swarm.network_options import NetworkOptions
-from pipelines.swarm.probe_result import EntryFinding, SwarmFinding
-from pipelines.swarm.servers.believing import Record, believed_records, signed_values
-from pipelines.swarm.servers.complaints import ComplaintsRecord, accused_servers
-from pipelines.swarm.servers.server_record import ServerRecord
+from pipelines.swarm.probing.probe_result import EntryFinding, SwarmFinding
+from pipelines.swarm.records import RecordKind
 
 STARTUP_TIMEOUTS = (15.0, 60.0, 180.0)
 """Time-outs of the libp2p daemon: each one longer, because a busy machine only needs time."""
@@ -49,13 +48,14 @@ def probe_swarm(
     startup_timeouts: Sequence[float] = STARTUP_TIMEOUTS,
     authorizer: Any = None,
     check: TokenCheck | None = None,
+    kinds: Collection[RecordKind] = (),
     now: Callable[[], float] = time.time,
     announce: Callable[[str], None] = lambda name: None,
 ) -> SwarmFinding:
     """Start a libp2p daemon as the peer would, probe the swarm, and stop the daemon; failures are in the finding.
 
-    A daemon that does not start in time is started again with the next time-out. `check` tells whose records of servers
-    count; None: they are not read. `now` is this machine's clock.
+    A daemon that does not start in time is started again with the next time-out. `check` tells whose records of these
+    `kinds` count; None: they are not read. `now` is this machine's clock.
     """
 
     async def look() -> SwarmFinding:
@@ -63,7 +63,7 @@ def probe_swarm(
         async with _daemon(options, startup_timeouts) as (p2p, finding):
             if p2p is None:
                 return finding
-            probe = _Probe(p2p, authorizer, check, now, announce)
+            probe = _Probe(p2p, authorizer, check, kinds, now, announce)
             finding = dataclasses.replace(finding, entries=await probe.look_at_entries(swarm_id, entry_addresses))
             return finding if options.client_mode else await probe.ask_others(finding)
 
@@ -108,10 +108,12 @@ class _Probe:
         p2p: P2P,
         authorizer: Any,
         check: TokenCheck | None,
+        kinds: Collection[RecordKind],
         now: Callable[[], float],
         announce: Callable[[str], None],
     ) -> None:
-        self._p2p, self._authorizer, self._check, self._now, self._announce = p2p, authorizer, check, now, announce
+        self._p2p, self._authorizer, self._check, self._kinds = p2p, authorizer, check, kinds
+        self._now, self._announce = now, announce
         self._nodes: dict[str, DHTID] = {}
         """DHT ids of the entry peers that answer, by peer id."""
 
@@ -216,15 +218,12 @@ class _Probe:
             return found
         tokens = await self._signed(entry, f"{swarm_id}_admissions")
 
-        async def counted(name: str, kind: type[Record]) -> dict[bytes, Record]:
-            values = await self._signed(entry, f"{swarm_id}_{name}")
+        records = {}
+        for kind in self._kinds:
+            values = await self._signed(entry, f"{swarm_id}_{kind.name}")
             entries = [(owner, record, tokens.get(owner)) for owner, record in values.items()]
-            return believed_records(kind, entries, check, now=self._now())
-
-        check = self._check
-        servers, complaints = await counted("servers", ServerRecord), await counted("complaints", ComplaintsRecord)
-        accused = accused_servers(complaints, names_users=bool(check.authority_key))
-        return dataclasses.replace(found, servers=tuple(servers.values()), accused=tuple(accused))
+            records[kind] = believed_records(kind.schema, entries, self._check, now=self._now())
+        return dataclasses.replace(found, records=records)
 
     async def _signed(self, entry: EntryFinding, key: str) -> dict[bytes, Any]:
         """Return the signed values under a key of the run, by owner, starting from an entry peer."""

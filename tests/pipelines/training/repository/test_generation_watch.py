@@ -11,9 +11,9 @@ from admission_material import publish_run
 from huggingface_hub import HfApi
 from swarm_of_processes import tiny_run
 
-from pipelines.training.peer.generation_watch import GenerationWatch
+from pipelines.training.repository.generation_watch import GenerationWatch
 from pipelines.training.repository.key_list import ROLES, KeyList
-from pipelines.training.repository.publisher_keys import PublisherKey
+from pipelines.training.signing.publisher_keys import PublisherKey
 
 pytestmark = pytest.mark.slow
 
@@ -21,7 +21,7 @@ WATCHING = """
 import json, sys, threading
 from hub_tools.endpoint import prepare_hub_client
 prepare_hub_client()
-from pipelines.training.peer.generation_watch import GenerationWatch
+from pipelines.training.repository.generation_watch import GenerationWatch
 from pipelines.training.repository.key_list import TrustedKeys
 from pipelines.training.repository.snapshot import RunSnapshot
 run = RunSnapshot.read(sys.argv[1]).run

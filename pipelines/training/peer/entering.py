@@ -1,18 +1,14 @@
-"""Joining a run as a library call: the recipe of a training peer, from the run's name to its last report.
-
-`join_run` is what `dalle-collab join` and chaos do: everything is read from the run's repository. `enter_run` is the
-second half of it, for a run and a task that the caller has. `collaborate` is for your own training loop.
-"""
+"""Entering a run's swarm as a training peer, from its task to its last report; `pipelines.joining` finds both."""
 
 import contextlib
 import dataclasses
 import logging
 import os
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from huggingface_hub import get_token, whoami
@@ -21,18 +17,13 @@ from pipelines.admission.client import PeerAdmission, seek_admission
 from pipelines.swarm.forks import set_aside_what_exists
 from pipelines.swarm.network_options import NetworkOptions
 from pipelines.swarm.node import open_dht
+from pipelines.swarm.records import RecordKind
 from pipelines.torch_devices import num_cores, torch_device, wanted_threads
-from pipelines.training.ledger.gradient_sketch import GradientSketcher
-from pipelines.training.ledger.lease_book import LeaseBook
-from pipelines.training.peer.generation_watch import GenerationWatch, watching_generation
+from pipelines.training.peer.data_lease import DataLease, OpenLease, no_lease
 from pipelines.training.peer.pausing import stop_on_signals
 from pipelines.training.peer.prefetching import prefetched
 from pipelines.training.peer.reports import StepReport
 from pipelines.training.peer.training_peer import RunFinishedError, TrainingPeer, finished_message
-from pipelines.training.repository.key_list import TrustedKeys
-from pipelines.training.repository.manifest import CheckpointRefusedError
-from pipelines.training.repository.run_bucket import newest_checkpoint
-from pipelines.training.repository.snapshot import RunSnapshot
 from pipelines.training.run.compute_options import ComputeOptions
 from pipelines.training.run.door import door_of
 from pipelines.training.run.task import Batch, TrainingTask
@@ -45,29 +36,31 @@ from pipelines.training.swarm_optimizer.hivemind_options import reply_seconds
 
 logger = logging.getLogger(__name__)
 
-LEAST_PATIENCE_SECONDS = 20.0
-"""How long a peer waits for a lease at least before it reads in an order of its own."""
-
 ANONYMOUS = "anonymous"
 """Who has no token; several people."""
-
-OpenTask = Callable[[TrainingRun, str, str | None], TrainingTask]
-"""Returns the task of a run, whose files are in a repository at a commit, or in a folder; `tasks.choice.open_task`
-knows all of ours."""
 
 Hear = Callable[..., None]
 """Called with an event's name and values: `checking`, `asking`, `entered`, `synchronising`, `joined`, `paused`,
 `resumed`."""
 
-Check = Callable[[RunSnapshot, NetworkOptions, ComputeOptions], None]
-"""Checks the machine before it enters the swarm; raises an error if it cannot join."""
+
+class RunWatch(Protocol):
+    """Tells a peer that its run goes on in another swarm, or is over."""
+
+    found_new_generation: bool
+    is_over: bool
+
+    def look(self) -> bool:
+        """Look now; return whether there is a new generation."""
+
+
+WatchRun = Callable[[threading.Event, Callable[[], bool]], contextlib.AbstractContextManager[RunWatch]]
+"""Watches a run for the duration of a block: sets the event when the peer is to leave, and looks more often while the
+function says that the run may be ending."""
 
 
 def hear_nothing(_event: str, **_values: object) -> None:
     """Ignore the event."""
-
-
-def _check_nothing(_snapshot: RunSnapshot, _network: NetworkOptions, _compute: ComputeOptions) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +81,11 @@ class PeerParts:
     gradient_averager_type: type[SwarmGradientAverager] | None = None
     """What averages gradients, or progress; None: what the run asks for."""
 
+    record_kinds: Collection[RecordKind] = ()
+    """Kinds of records that the swarm has besides the core's."""
+
+    open_lease: OpenLease = no_lease
+
 
 @dataclass(frozen=True, kw_only=True)
 class Membership:
@@ -97,11 +95,11 @@ class Membership:
     stop: threading.Event
     """Ends the training when it is set, from any thread."""
 
-    watch: GenerationWatch | None
+    watch: RunWatch | None
     seed: int
     """Seed of the order in which this peer reads the data, where nobody leases it."""
 
-    lease: LeaseBook | None = None
+    lease: DataLease | None = None
     username: str = ANONYMOUS
 
     @property
@@ -131,7 +129,7 @@ class Membership:
                 batch_size=batch_size,
                 seed=self.seed,
                 shuffle_buffer_size=compute.shuffle_buffer_size,
-                spans=self.lease,
+                spans=self.lease and self.lease.spans,
             )
 
         self.peer.ask_for_lease()
@@ -144,76 +142,6 @@ class Membership:
 
 
 @contextlib.contextmanager
-def join_run(
-    repository: str,
-    open_task: OpenTask,
-    *,
-    network: NetworkOptions = NetworkOptions(),
-    compute: ComputeOptions = ComputeOptions(device="auto"),
-    check: Check = _check_nothing,
-    parts: PeerParts = PeerParts(),
-    seed: int | None = None,
-) -> Iterator[Membership]:
-    """Join a run by its name; leave it cleanly at the end of the block.
-
-    Call it in the main thread of a process that has no other threads: hivemind forks. `seed` decides the order of
-    the data; by default it is the peer's own.
-
-    Raises:
-        RunFinishedError: the run is at its last epoch.
-        ValueError: run, dataset and package do not match, the run has no entry address, or its list of keys or of
-            entries is refused.
-        AdmissionRefusedError: the run's authority does not admit this user, or no longer does.
-        ConnectionError: the Hub, the authority or the swarm cannot be reached.
-    """
-    snapshot = RunSnapshot.read(repository)
-    run, state = snapshot.run, snapshot.run_state
-    if state is not None and state["epoch"] >= run.num_epochs:
-        raise RunFinishedError(finished_message(run, repository))
-    run = snapshot.run_to_enter
-    if not run.entry_addresses:
-        raise ValueError(
-            f"{repository} has no entry address yet. Its organiser starts the auxiliary peer, which announces one: "
-            f"dalle-collab run assist {repository}"
-        )
-    task = open_task(run, str(snapshot.download_signed()))
-    task.check()
-    compute = with_devices(compute)
-    parts.hear("checking", run=run)
-    check(snapshot, network, compute)
-    with enter_run(
-        task,
-        repository,
-        network=network,
-        compute=compute,
-        parts=dataclasses.replace(parts, username=parts.username or hub_username()),
-        fetch_checkpoint=lambda: newest_checkpoint(snapshot, task),
-        keys=_read_keys(snapshot),
-        reached_epoch=signed_epoch(snapshot),
-        seed=seed,
-    ) as membership:
-        yield membership
-
-
-def _read_keys(snapshot: RunSnapshot) -> TrustedKeys:
-    keys = TrustedKeys(snapshot.run)
-    try:
-        snapshot.trusting(keys)
-    except OSError as error:  # the swarm may be there without the Hub; the watch tries again
-        logger.warning("The keys of %s cannot be read at the moment: %s", snapshot.repository, error)
-    return keys
-
-
-def signed_epoch(snapshot: RunSnapshot) -> int:
-    """Return the epoch of the newest signed checkpoint: the run has reached it for certain; 0 if that is unknown."""
-    try:
-        return snapshot.signed_epoch
-    except (OSError, CheckpointRefusedError) as error:  # the swarm may be there without the Hub, or have a good state
-        logger.warning("The signed epoch of %s cannot be read at the moment: %s", snapshot.repository, error)
-        return 0
-
-
-@contextlib.contextmanager
 def enter_run(
     task: TrainingTask,
     name: str,
@@ -222,17 +150,21 @@ def enter_run(
     compute: ComputeOptions,
     parts: PeerParts = PeerParts(),
     fetch_checkpoint: Callable[[], Path | None] = lambda: None,
-    keys: TrustedKeys | None = None,
-    anchor_keys: AnchorKeys | None = None,
+    watch_run: WatchRun | None = None,
+    anchor_keys: AnchorKeys = tuple,
     reached_epoch: int = 0,
     seed: int | None = None,
 ) -> Iterator[Membership]:
     """Enter the swarm of a task's run and download its newest state; `name` is the run's, for messages.
 
-    `keys` are those of a run on the Hub, which is then watched for new keys and generations; None: it is not.
-    `anchor_keys` returns the run's anchors', by default those among `keys`. Of peers whom no anchor vouches for
-    now no state before `reached_epoch` is taken. Without entry addresses in the run's settings the peer is its first
-    one. Raises as `join_run` does.
+    `watch_run` watches the run for new generations, None: nobody does; `anchor_keys` returns the keys of its anchors.
+    Of peers whom no anchor vouches for now no state before `reached_epoch` is taken. Without entry addresses in the
+    run's settings the peer is its first one.
+
+    Raises:
+        RunFinishedError: the run is at its last epoch.
+        AdmissionRefusedError: the run's authority does not admit this user, or no longer does.
+        ConnectionError: the authority or the swarm cannot be reached.
     """
     run = task.run
     compute = dataclasses.replace(compute, cpu_threads=wanted_threads(compute.cpu_threads, os.environ))
@@ -247,8 +179,7 @@ def enter_run(
         )
         username = parts.username or admission.username
         own_seed = stable_seed(run.run_id, dht.peer_id) if seed is None else seed
-        anchor_keys = anchor_keys or (keys.anchors if keys is not None else tuple)
-        lease = open_lease(task, own_seed, anchor_keys)
+        lease = parts.open_lease(task, own_seed, anchor_keys)
         peer = stack.enter_context(
             TrainingPeer(
                 task,
@@ -260,6 +191,7 @@ def enter_run(
                 package_version=parts.package_version,
                 place=name,
                 gradient_averager_type=parts.gradient_averager_type,
+                record_kinds=parts.record_kinds,
                 anchor_keys=anchor_keys,
                 lease=lease,
             )
@@ -267,9 +199,7 @@ def enter_run(
         # Signals must kill hivemind's children, so they are forked before.
         stop = stack.enter_context(stop_on_signals(peer.pause_switch)) if parts.takes_signals else threading.Event()
         admission.on_refusal(stop.set)
-        watch = None
-        if keys is not None:
-            watch = stack.enter_context(watching_generation(name, run, stop, keys, is_ending=peer.may_be_ending))
+        watch = None if watch_run is None else stack.enter_context(watch_run(stop, peer.may_be_ending))
         peer.pause_switch.on_rest = lambda rests: parts.hear("paused" if rests else "resumed")
         parts.hear("entered", dht=dht)
         parts.hear("synchronising")
@@ -284,20 +214,6 @@ def enter_run(
         if not stop.is_set():
             parts.hear("joined", run=run, username=username, epoch=peer.optimizer.local_epoch, state=source)
         yield membership
-
-
-def open_lease(task: TrainingTask, seed: int, anchor_keys: AnchorKeys) -> LeaseBook | None:
-    """Return an empty book for the records that the run's anchors lease; None: this task's data is not leased.
-
-    `seed` is that of the order in which the peer reads while it has no lease.
-    """
-    order = task.block_order("without a lease", seed)
-    if order is None:
-        return None
-    patience = max(LEAST_PATIENCE_SECONDS, 2 * task.run.progress_expiration_seconds)
-    # With local steps every peer has parameters of its own, which nobody else knows.
-    sketcher = GradientSketcher(task.run.run_id) if task.run.local_steps == 1 else None
-    return LeaseBook(order, time.monotonic, patience, waits_first=bool(anchor_keys()), sketcher=sketcher)
 
 
 @contextlib.contextmanager

@@ -12,13 +12,14 @@ from typing import Any
 
 import torch
 
+from pipelines.all_records import ALL_RECORDS
 from pipelines.swarm.network_options import NetworkOptions
 from pipelines.swarm.node import open_dht, visible_addresses
 from pipelines.swarm.records import SwarmRecords
 from pipelines.training.optimizers.choice import optimizer_parts
 from pipelines.training.optimizers.own import own_optimizer_parts
+from pipelines.training.peer.entering import admitted
 from pipelines.training.peer.handing_over import hand_over
-from pipelines.training.peer.joining import admitted
 from pipelines.training.run.training_run import TrainingRun
 from pipelines.training.swarm_optimizer.assembly import make_optimizer
 from pipelines.training.swarm_optimizer.hivemind_options import reply_seconds
@@ -150,7 +151,7 @@ def collaborate(
         dht = stack.enter_context(
             open_dht(name, addresses, network, admission=admission, reply_seconds=reply_seconds(run), own_group=True)
         )
-        records = SwarmRecords(dht, run.swarm_id, admission=admission).open()
+        records = SwarmRecords(dht, run.swarm_id, admission=admission, kinds=ALL_RECORDS).open()
         swarm = make_optimizer(
             run=dataclasses.replace(run, entry_addresses=addresses),
             dht=dht,

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from pipelines.training.peer.collaborating import (
+from pipelines.joining.collaborating import (
     UnsuitableModelError,
     check_model,
     check_shared_memory,

@@ -6,8 +6,8 @@ Batches wait for a round (`gather`), are in one (`begin_round`), and then averag
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from pipelines.swarm.records import MOST_EPOCHS_REPORTED
 from pipelines.training.ledger.batch_gradients import BatchGradient
+from pipelines.training.ledger.records import MOST_EPOCHS_REPORTED
 from pipelines.training.run.spans import Span
 
 MOST_EPOCHS_SIGNED = 8

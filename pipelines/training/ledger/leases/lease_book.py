@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 
-from pipelines.swarm.records import MOST_GRADIENT_SPANS, MOST_GRADIENTS, MOST_SPANS_REPORTED
 from pipelines.training.gradients.epoch_listener import EpochListener
 from pipelines.training.ledger.batch_gradients import BatchGradient, newest_signed
 from pipelines.training.ledger.gradient_sketch import GradientSketcher
-from pipelines.training.ledger.round_book import RoundBook
+from pipelines.training.ledger.leases.round_book import RoundBook
+from pipelines.training.ledger.records import MOST_GRADIENT_SPANS, MOST_GRADIENTS, MOST_SPANS_REPORTED
 from pipelines.training.run.block_order import BlockOrder
 from pipelines.training.run.span_source import WholeDataset
 from pipelines.training.run.spans import Block, Intervals, Span, by_block, merged_spans

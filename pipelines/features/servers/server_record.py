@@ -1,15 +1,10 @@
-"""The record of a server, and the kinds of figures that all records have."""
+"""The record of a server."""
 
 # hivemind's schemas are made of pydantic 1 models; a pydantic 2 model fails inside its validator.
-from pydantic.v1 import BaseModel, StrictBool, confloat, conint, constr
+from pydantic.v1 import BaseModel, StrictBool, conint, constr
 
-from pipelines.swarm.record_limits import MOST_COUNTED
-
-Count = conint(ge=0, le=MOST_COUNTED, strict=True)
-"""Bounded, because other readers must not fail because of one record."""
-
-Measured = confloat(ge=0.0, le=1e15, strict=True)
-"""A finite figure; neither infinity nor NaN is at most 1e15."""
+from pipelines.swarm.peer_records import Count, Measured
+from pipelines.swarm.records import RecordKind
 
 SERVER_SECONDS = 30.0
 """Lifetime of a server's record, which is renewed three times as often."""
@@ -50,3 +45,6 @@ class ServerRecord(BaseModel):
     """Whether it also ranks pictures with the run's CLIP."""
 
     relayed: StrictBool = False
+
+
+SERVERS = RecordKind("servers", ServerRecord)

@@ -7,7 +7,8 @@ from types import TracebackType
 from typing import Self
 
 from pipelines.swarm.records import SwarmRecords
-from pipelines.training.ledger.lease_book import LeaseBook
+from pipelines.training.ledger.leases.lease_book import LeaseBook
+from pipelines.training.ledger.records import GRADIENTS, LEASES, TRAINED
 from pipelines.training.ledger.statements import gradients_record, lease_in, lease_key, trained_record, valid_leases
 from pipelines.training.state.anchors import AnchorKeys
 
@@ -71,7 +72,7 @@ class LeaseWatch:
         number, now = lease_key(self._name), self._records.now
         keys = list(self._keys())
         if keys:
-            statements = valid_leases(self._records.leases(number), number, self._swarm_id, keys, now)
+            statements = valid_leases(self._records.read_unchecked(LEASES, number), number, self._swarm_id, keys, now)
             fresh = [statements[key] for key in keys if key in statements]
             # The first anchor that is alive decides, as it does about the state. What it said before this process could
             # be seen to train was of a lease that may have ended since then.
@@ -86,6 +87,6 @@ class LeaseWatch:
     def _report(self) -> None:
         report, now = self._book.report(), time.monotonic()
         if self._seen_since is not None and (report != self._reported or now > self._reported_at + REPORT_SECONDS / 3):
-            self._records.publish_gradients(gradients_record(self._book.gradients()), REPORT_SECONDS)
-            self._records.publish_trained(trained_record(report), REPORT_SECONDS)
+            self._records.publish(GRADIENTS, gradients_record(self._book.gradients()), REPORT_SECONDS)
+            self._records.publish(TRAINED, trained_record(report), REPORT_SECONDS)
             self._reported, self._reported_at = report, now

@@ -18,9 +18,9 @@ from hivemind.utils import MSGPackSerializer, get_dht_time
 
 from pipelines.admission.protocol_names import NamedServicer
 from pipelines.admission.tokens import TokenCheck
+from pipelines.features.servers.server_record import ServerRecord
+from pipelines.swarm.believing import Entry, believed_records
 from pipelines.swarm.dialling import parse_address
-from pipelines.swarm.servers.believing import Entry, believed_records
-from pipelines.swarm.servers.server_record import ServerRecord
 
 MOST_TOLD = 128
 """Servers that a list names."""

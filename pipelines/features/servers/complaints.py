@@ -10,7 +10,8 @@ from dataclasses import dataclass
 # hivemind's schemas are made of pydantic 1 models; a pydantic 2 model fails inside its validator.
 from pydantic.v1 import BaseModel, conint, conlist, constr
 
-from pipelines.swarm.servers.server_record import Count, Measured
+from pipelines.swarm.peer_records import Count, Measured
+from pipelines.swarm.records import RecordKind
 
 COMPLAINT_SECONDS = 21_600.0
 """Lifetime of a complaint: longer than its auditor stays."""
@@ -52,6 +53,9 @@ class ComplaintsRecord(BaseModel):
     peer_id: constr(max_length=96)
     username: constr(max_length=96)
     complaints: conlist(ServerComplaint, max_items=MOST_COMPLAINTS)
+
+
+COMPLAINTS = RecordKind("complaints", ComplaintsRecord)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,10 +1,11 @@
 """Results of probing the swarm: values for the pure decisions in `swarm_checks`."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from pipelines.swarm.dialling import Call
-from pipelines.swarm.servers.complaints import Accused
-from pipelines.swarm.servers.server_record import ServerRecord
+from pipelines.swarm.records import RecordKind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,11 +34,8 @@ class EntryFinding:
     num_trainers: int | None = None
     """Training peers of the run whose records can be found from here."""
 
-    servers: tuple[ServerRecord, ...] = ()
-    """Servers of the run's model whose records count, likewise."""
-
-    accused: tuple[Accused, ...] = ()
-    """Servers about which somebody complains."""
+    records: Mapping[RecordKind, Mapping[bytes, Any]] = field(default_factory=dict)
+    """The records of the kinds that were asked for which count, by owner."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from hivemind.p2p import PeerID
 from hivemind.utils import MSGPackSerializer
 
 from pipelines.admission.tokens import TokenCheck, issue_token, public_text
-from pipelines.swarm.servers.server_list import MOST_BYTES, MOST_TOLD, believed
+from pipelines.features.servers.server_list import MOST_BYTES, MOST_TOLD, believed
 
 NOW = 1000.0
 AUTHORITY, ANOTHER = (ed25519.Ed25519PrivateKey.from_private_bytes(bytes([number]) * 32) for number in (1, 2))

@@ -1,0 +1,103 @@
+"""Joining a run by its name: everything is read from its repository. What `dalle-collab join` and chaos do.
+
+`collaborate` is for your own training loop.
+"""
+
+import contextlib
+import dataclasses
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from pipelines.all_records import ALL_RECORDS
+from pipelines.swarm.network_options import NetworkOptions
+from pipelines.training.ledger.leases.leasing import open_lease
+from pipelines.training.peer.entering import Membership, PeerParts, enter_run, hub_username, with_devices
+from pipelines.training.peer.training_peer import RunFinishedError, finished_message
+from pipelines.training.publishing.publishable_task import OpenTask
+from pipelines.training.repository.generation_watch import GenerationWatch, watching_generation
+from pipelines.training.repository.key_list import TrustedKeys
+from pipelines.training.repository.run_bucket import newest_checkpoint
+from pipelines.training.repository.snapshot import RunSnapshot, signed_epoch
+from pipelines.training.run.compute_options import ComputeOptions
+from pipelines.training.run.training_run import TrainingRun
+
+logger = logging.getLogger(__name__)
+
+Check = Callable[[RunSnapshot, NetworkOptions, ComputeOptions], None]
+"""Checks the machine before it enters the swarm; raises an error if it cannot join."""
+
+
+def _check_nothing(_snapshot: RunSnapshot, _network: NetworkOptions, _compute: ComputeOptions) -> None: ...
+
+
+@contextlib.contextmanager
+def join_run(
+    repository: str,
+    open_task: OpenTask,
+    *,
+    network: NetworkOptions = NetworkOptions(),
+    compute: ComputeOptions = ComputeOptions(device="auto"),
+    check: Check = _check_nothing,
+    parts: PeerParts = PeerParts(),
+    seed: int | None = None,
+) -> Iterator[Membership]:
+    """Join a run by its name; leave it cleanly at the end of the block.
+
+    Call it in the main thread of a process that has no other threads: hivemind forks. `seed` decides the order of
+    the data; by default it is the peer's own.
+
+    Raises:
+        RunFinishedError: the run is at its last epoch.
+        ValueError: run, dataset and package do not match, the run has no entry address, or its list of keys or of
+            entries is refused.
+        AdmissionRefusedError: the run's authority does not admit this user, or no longer does.
+        ConnectionError: the Hub, the authority or the swarm cannot be reached.
+    """
+    snapshot = RunSnapshot.read(repository)
+    run, state = snapshot.run, snapshot.run_state
+    if state is not None and state["epoch"] >= run.num_epochs:
+        raise RunFinishedError(finished_message(run, repository))
+    run = snapshot.run_to_enter
+    if not run.entry_addresses:
+        raise ValueError(
+            f"{repository} has no entry address yet. Its organiser starts the auxiliary peer, which announces one: "
+            f"dalle-collab run assist {repository}"
+        )
+    task = open_task(run, str(snapshot.download_signed()))
+    task.check()
+    compute = with_devices(compute)
+    parts.hear("checking", run=run)
+    check(snapshot, network, compute)
+    keys = _read_keys(snapshot)
+    with enter_run(
+        task,
+        repository,
+        network=network,
+        compute=compute,
+        parts=dataclasses.replace(
+            parts, username=parts.username or hub_username(), record_kinds=ALL_RECORDS, open_lease=open_lease
+        ),
+        fetch_checkpoint=lambda: newest_checkpoint(snapshot, task),
+        watch_run=partial(_watched, repository, run, keys),
+        anchor_keys=keys.anchors,
+        reached_epoch=signed_epoch(snapshot),
+        seed=seed,
+    ) as membership:
+        yield membership
+
+
+def _read_keys(snapshot: RunSnapshot) -> TrustedKeys:
+    keys = TrustedKeys(snapshot.run)
+    try:
+        snapshot.trusting(keys)
+    except OSError as error:  # the swarm may be there without the Hub; the watch tries again
+        logger.warning("The keys of %s cannot be read at the moment: %s", snapshot.repository, error)
+    return keys
+
+
+def _watched(
+    repository: str, run: TrainingRun, keys: TrustedKeys, stop: threading.Event, is_ending: Callable[[], bool]
+) -> contextlib.AbstractContextManager[GenerationWatch]:
+    return watching_generation(repository, run, stop, keys, is_ending=is_ending)

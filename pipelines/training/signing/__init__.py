@@ -1,0 +1,1 @@
+"""Keys that organisers, publishers and anchors sign with."""
