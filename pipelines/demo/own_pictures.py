@@ -15,10 +15,11 @@ from pipelines.data_preparation.filtering import FilterPolicy, drop_reason
 from pipelines.data_preparation.reading.reading_options import ReadingOptions
 from pipelines.data_preparation.sources.finding import find_sources
 from pipelines.data_preparation.sources.sample import CaptionImage
-from pipelines.demo.codec_and_clip import train_codec_and_clip
 from pipelines.demo.configured_hub import ConfiguredHub
 from pipelines.demo.demo_plan import DemoPlan, split_name
+from pipelines.demo.running.finished_work import digest_of
 from pipelines.demo.running.progress_lines import ProgressLines
+from pipelines.demo.stages import Stages
 from pipelines.demo.summary import DemoSummary, summarise_demo, write_summary
 from pipelines.demo.whole_line import run_whole_line
 
@@ -128,12 +129,7 @@ def run_own_pictures(
         lambda *_: None,
         lambda: captions_to_draw(captions.values(), NUM_CAPTIONS),
         console,
-        train_models=lambda stages: train_codec_and_clip(
-            stages,
-            plan,
-            codec_options=time_plan.codec_options(),
-            clip_steps=time_plan.clip_steps,
-        ),
+        train_models=lambda stages: train_codec_and_clip(stages, plan, time_plan),
     )
     summary = summarise_demo(result, picture_bytes=mean_bytes(pictures, reading))
     write_summary(
@@ -141,6 +137,34 @@ def run_own_pictures(
         grid_title="Captions of the collection, the best four pictures of each",
     )  # fmt: skip
     return summary
+
+
+def train_codec_and_clip(stages: Stages, plan: DemoPlan, time_plan: TimePlan) -> None:
+    """Train a codec and a CLIP on the pictures that the model trains on, into the plan's folders.
+
+    Raises:
+        StageError: a command failed.
+    """
+    pictures = str(plan.pictures_to_train_on)
+    stages.once(
+        "codec_training", "Training a codec for these pictures",
+        lambda: stages.run(
+            "dalle-collab", "codec", "train", pictures, "--output", str(plan.codec_folder),
+            *time_plan.codec_options(), log_name="codec",
+        ),
+        outputs=[plan.codec_folder],
+    )  # fmt: skip
+    stages.once(
+        "clip_training", "Training a CLIP for these pictures",
+        lambda: stages.run(
+            "dalle-collab", "clip", "train", pictures, "--output", str(plan.clip_folder),
+            "--steps", str(time_plan.clip_steps),
+            "--vocab-size", str(plan.vocabulary_size), "--codec", str(plan.codec_folder),
+            # A run goes on with a CLIP that ranks at random.
+            *plan.caption_options, "--force", log_name="clip",
+        ),
+        inputs=digest_of(plan.codec_folder), outputs=[plan.clip_folder],
+    )  # fmt: skip
 
 
 def read_captions(pictures: Path, reading: ReadingOptions) -> dict[str, str]:

@@ -182,15 +182,15 @@ def train_to_the_end(line: Line) -> None:
 
 def make_accounts(hub: LocalHub | ConfiguredHub, organisation: str, num_volunteers: int) -> Accounts:
     """Return tokens of the users; on an embedded Hub, they and the organisation are created where they are missing."""
-    organiser = hub.token_of("organiser")
-    volunteers = tuple(hub.token_of(f"volunteer-{number + 1}") for number in range(num_volunteers))
-    visitor = hub.token_of(VISITOR)
-    readers = [VISITOR, *(f"volunteer-{number + 1}" for number in range(num_volunteers))]
-    if isinstance(hub, ConfiguredHub):
-        return Accounts(organiser=organiser, volunteers=volunteers, visitor=visitor)
-    with contextlib.suppress(ValueError):  # its name is taken: it is there, with its members
-        hub.create_organization(organisation, members={"organiser": "admin"} | dict.fromkeys(readers, "read"))
-    return Accounts(organiser=organiser, volunteers=volunteers, visitor=visitor)
+    names = [f"volunteer-{number + 1}" for number in range(num_volunteers)]
+    accounts = Accounts(
+        organiser=hub.token_of("organiser"), volunteers=tuple(map(hub.token_of, names)), visitor=hub.token_of(VISITOR)
+    )
+    if not isinstance(hub, ConfiguredHub):
+        with contextlib.suppress(ValueError):  # its name is taken: it is there, with its members
+            members = {"organiser": "admin"} | dict.fromkeys((VISITOR, *names), "read")
+            hub.create_organization(organisation, members=members)
+    return accounts
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import numpy as np
 import torch
 
-from pipelines.evaluation.figures import HIGHER, NEITHER, FigureKind
+from pipelines.evaluation.figures import HIGHER, NEITHER
 from pipelines.evaluation.measurement import Measurement
 
 Judge = Callable[[str, np.ndarray], Mapping[str, bool] | None]
@@ -16,15 +16,6 @@ None: it knows nothing of such a caption.
 """
 
 EXACT = "exact"
-ALL_RIGHT = FigureKind(
-    name="exact_match", items="prompts", better=HIGHER, meaning="Share of drawings with every attribute right."
-)
-ALL_RIGHT_HELD_OUT = FigureKind(
-    name="exact_match_held_out",
-    items="records",
-    better=NEITHER,
-    meaning="The same of held-out pictures: what the codec and the judge leave.",
-)
 
 
 def measure_attributes(
@@ -43,13 +34,13 @@ def measure_attributes(
     if not expected:
         return
     shares = _shares(judge, captions, drawings)
-    result.add_items(ALL_RIGHT, torch.tensor(shares.pop(EXACT)))
+    meaning, all_right = "Share of drawings with every attribute right.", torch.tensor(shares.pop(EXACT))
+    result.add_items("exact_match", "prompts", HIGHER, meaning, all_right)
     for name, values in shares.items():
-        kind = FigureKind(
-            name=f"right_{name}", items="prompts", better=HIGHER, meaning=f"Share of drawings with the right {name}."
-        )
-        result.add_items(kind, torch.tensor(values))
-    result.add_items(ALL_RIGHT_HELD_OUT, torch.tensor(expected[EXACT]))
+        meaning = f"Share of drawings with the right {name}."
+        result.add_items(f"right_{name}", "prompts", HIGHER, meaning, torch.tensor(values))
+    meaning = "The same of held-out pictures: what the codec and the judge leave."
+    result.add_items("exact_match_held_out", "records", NEITHER, meaning, torch.tensor(expected[EXACT]))
 
 
 def _shares(judge: Judge, captions: Sequence[str], drawings: Iterable[torch.Tensor]) -> dict[str, list[float]]:

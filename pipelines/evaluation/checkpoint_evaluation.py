@@ -11,7 +11,7 @@ from pipelines.evaluation.attributes import Judge, measure_attributes
 from pipelines.evaluation.codec_evaluation import measure_codec
 from pipelines.evaluation.drawn_pictures import draw
 from pipelines.evaluation.features import CLIP, FeatureExtractor
-from pipelines.evaluation.figures import HIGHER, LOWER, NEITHER, FigureKind, in_chunks
+from pipelines.evaluation.figures import HIGHER, LOWER, NEITHER, in_chunks
 from pipelines.evaluation.measurement import PICTURES_AT_ONCE, Measurement
 from pipelines.evaluation.perceptual import Lpips
 from pipelines.evaluation.set_distances import cmmd, frechet_distance, kernel_distance
@@ -21,47 +21,6 @@ from pipelines.stage_progress import OnProgress
 from pipelines.training.run.held_out_loss import weights_digest
 
 CLIP_SCORE_SCALE = 100.0
-
-LOSS = FigureKind(name="loss", items="records", better=LOWER, meaning="Loss on held-out records, in nats, as trained.")
-CAPTION_LOSS = FigureKind(
-    name="caption_loss", items="records", better=LOWER, meaning="Nats per caption token of held-out records."
-)
-PICTURE_LOSS = FigureKind(
-    name="picture_loss", items="records", better=LOWER, meaning="Nats per picture code of held-out records."
-)
-CLIP_SCORE = FigureKind(
-    name="clip_score",
-    items="prompts",
-    better=HIGHER,
-    meaning="100 times the cosine of picture and prompt by CLIP, not below 0 (CLIPScore, Hessel et al. 2021).",
-)
-CLIP_SCORE_HELD_OUT = FigureKind(
-    name="clip_score_held_out",
-    items="records",
-    better=NEITHER,
-    meaning="The same of held-out pictures, for comparison.",
-)
-DIVERSITY = FigureKind(
-    name="diversity",
-    items="prompts",
-    better=NEITHER,
-    meaning="1 minus the mean cosine, by CLIP, of pictures drawn for one prompt.",
-)
-NEAREST = FigureKind(
-    name="nearest_training_picture",
-    items="prompts",
-    better=NEITHER,
-    meaning="Cosine, by CLIP, of a drawn picture and the most similar training picture: 1 is a copy.",
-)
-NEAREST_HELD_OUT = FigureKind(
-    name="nearest_training_picture_held_out",
-    items="records",
-    better=NEITHER,
-    meaning="The same of held-out pictures, for comparison.",
-)
-CMMD = FigureKind(
-    name="cmmd", items="drawings", better=LOWER, meaning="Distance to held-out pictures by CLIP (CMMD, 2024)."
-)
 
 
 @dataclass(frozen=True)
@@ -134,14 +93,11 @@ def evaluate_checkpoint(
         expected = in_chunks(lambda images, look=extractor: look(images.float()), reference, PICTURES_AT_ONCE)
         _measure_distances(result, extractor.name, drawn, expected)
         if extractor.name in originals:
-            kind = FigureKind(
-                name=f"fid_originals@{extractor.name}",
-                items="drawings",
-                better=LOWER,
-                meaning="Fréchet distance to originals that no codec has changed; `rfid` is the codec's share.",
-            )
-            distances = [frechet_distance(each, originals[extractor.name]) for each in drawn.unbind(1)]
-            result.add_drawings(kind, distances)
+            result.add_drawings(
+                f"fid_originals@{extractor.name}", "drawings", LOWER,
+                "Fréchet distance to originals that no codec has changed; `rfid` is the codec's share.",
+                [frechet_distance(each, originals[extractor.name]) for each in drawn.unbind(1)],
+            )  # fmt: skip
         if extractor.name == CLIP and yardsticks.clip is not None:
             _measure_with_clip(result, yardsticks, prompts, drawn, expected, decode)
     return result
@@ -162,19 +118,19 @@ def _measure_losses(result: Measurement, parts: DrawingParts, records: Records, 
         losses.append([output.loss.item(), output.text_loss.item(), output.image_loss.item()])
         on_progress("reading", index + 1, len(records), "held-out records")
     total, caption, picture = torch.tensor(losses, dtype=torch.float64).T
-    result.add_items(LOSS, total)
-    result.add_items(CAPTION_LOSS, caption)
-    result.add_items(PICTURE_LOSS, picture)
+    result.add_items("loss", "records", LOWER, "Loss on held-out records, in nats, as trained.", total)
+    result.add_items("caption_loss", "records", LOWER, "Nats per caption token of held-out records.", caption)
+    result.add_items("picture_loss", "records", LOWER, "Nats per picture code of held-out records.", picture)
 
 
 def _measure_distances(result: Measurement, name: str, drawn: torch.Tensor, expected: torch.Tensor) -> None:
-    kinds = {
-        f"fid@{name}": (frechet_distance, "Fréchet distance to held-out pictures, through the codec (FID, 2017)."),
-        f"kid@{name}": (kernel_distance, "Kernel distance to held-out pictures, through the codec (KID, 2018)."),
-    }
-    for figure, (distance, meaning) in kinds.items():
-        kind = FigureKind(name=figure, items="drawings", better=LOWER, meaning=meaning)
-        result.add_drawings(kind, [distance(each, expected) for each in drawn.unbind(1)])
+    for kind, distance, what, method in (
+        ("fid", frechet_distance, "Fréchet", "FID, 2017"),
+        ("kid", kernel_distance, "Kernel", "KID, 2018"),
+    ):
+        meaning = f"{what} distance to held-out pictures, through the codec ({method})."
+        values = [distance(each, expected) for each in drawn.unbind(1)]
+        result.add_drawings(f"{kind}@{name}", "drawings", LOWER, meaning, values)
 
 
 def _measure_with_clip(
@@ -187,19 +143,25 @@ def _measure_with_clip(
 ) -> None:
     clip, held_out, num_drawings = yardsticks.clip, yardsticks.held_out, drawn.shape[1]
     assert clip is not None, "the caller has checked it"
-    result.add_drawings(CMMD, [cmmd(each, expected) for each in drawn.unbind(1)])
+    distances = [cmmd(each, expected) for each in drawn.unbind(1)]
+    result.add_drawings("cmmd", "drawings", LOWER, "Distance to held-out pictures by CLIP (CMMD, 2024).", distances)
     texts = clip.text_embeddings(prompts).float().cpu()  # (prompt, embedding)
-    result.add_items(CLIP_SCORE, _clip_scores(drawn, texts[:, None]).mean(1))
+    meaning = "100 times the cosine of picture and prompt by CLIP, not below 0 (CLIPScore, Hessel et al. 2021)."
+    result.add_items("clip_score", "prompts", HIGHER, meaning, _clip_scores(drawn, texts[:, None]).mean(1))
     is_prompt = torch.tensor([bool(caption.strip()) for caption in held_out.captions])
-    result.add_items(CLIP_SCORE_HELD_OUT, _clip_scores(expected[is_prompt], texts))
+    scores, the_same = _clip_scores(expected[is_prompt], texts), "The same of held-out pictures, for comparison."
+    result.add_items("clip_score_held_out", "records", NEITHER, the_same, scores)
     if num_drawings > 1:
         sums = drawn.sum(1)  # the mean cosine of all pairs follows from the length of the sum of unit vectors
         pairs = (sums.square().sum(-1) - num_drawings) / (num_drawings * (num_drawings - 1))
-        result.add_items(DIVERSITY, 1 - pairs)
+        meaning = "1 minus the mean cosine, by CLIP, of pictures drawn for one prompt."
+        result.add_items("diversity", "prompts", NEITHER, meaning, 1 - pairs)
     if yardsticks.training is not None and len(yardsticks.training):
         seen = _features(lambda images: clip.image_embeddings(images).float(), decode, yardsticks.training.image_codes)
-        result.add_items(NEAREST, (drawn @ seen.T).amax(-1).mean(1))
-        result.add_items(NEAREST_HELD_OUT, (expected @ seen.T).amax(-1))
+        name = "nearest_training_picture"
+        meaning = "Cosine, by CLIP, of a drawn picture and the most similar training picture: 1 is a copy."
+        result.add_items(name, "prompts", NEITHER, meaning, (drawn @ seen.T).amax(-1).mean(1))
+        result.add_items(f"{name}_held_out", "records", NEITHER, the_same, (expected @ seen.T).amax(-1))
 
 
 def _clip_scores(pictures: torch.Tensor, texts: torch.Tensor) -> torch.Tensor:

@@ -6,25 +6,11 @@ import torch
 import torchvision.transforms.functional as vision
 
 from pipelines.evaluation.features import FeatureExtractor
-from pipelines.evaluation.figures import HIGHER, LOWER, FigureKind, in_chunks
+from pipelines.evaluation.figures import HIGHER, LOWER, in_chunks
 from pipelines.evaluation.measurement import PICTURES_AT_ONCE, Measurement
 from pipelines.evaluation.perceptual import Lpips
 from pipelines.evaluation.set_distances import frechet_distance
 from pipelines.image_codes.vqgan_codec import VQGANCodec
-
-PSNR = FigureKind(
-    name="psnr",
-    items="originals",
-    better=HIGHER,
-    meaning="Signal to noise, in dB, of originals that went through the codec.",
-)
-
-LPIPS = FigureKind(
-    name="lpips",
-    items="originals",
-    better=LOWER,
-    meaning="How different originals look that went through the codec (LPIPS by AlexNet, 2018); 0 is no difference.",
-)
 
 
 def measure_codec(
@@ -44,18 +30,15 @@ def measure_codec(
         lambda chunk: codec.decode(codec.encode(chunk.to(device))).clamp(0, 1), pictures, PICTURES_AT_ONCE
     )
     errors = (redrawn - pictures).square().flatten(1).mean(1).clamp(min=1e-10)
-    result.add_items(PSNR, -10 * errors.log10())
+    meaning = "Signal to noise, in dB, of originals that went through the codec."
+    result.add_items("psnr", "originals", HIGHER, meaning, -10 * errors.log10())
     if lpips is not None:
-        result.add_items(LPIPS, lpips(redrawn, pictures))
+        look = "How different originals look that went through the codec (LPIPS by AlexNet, 2018); 0 is no difference."
+        result.add_items("lpips", "originals", LOWER, look, lpips(redrawn, pictures))
     features = {}
     for extractor in extractors:
         features[extractor.name] = in_chunks(extractor, pictures, PICTURES_AT_ONCE)
-        kind = FigureKind(
-            name=f"rfid@{extractor.name}",
-            items="originals",
-            better=LOWER,
-            meaning="Fréchet distance of originals to themselves through the codec.",
-        )
-        through = in_chunks(extractor, redrawn, PICTURES_AT_ONCE)
-        result.add_whole(kind, frechet_distance(through, features[extractor.name]), len(pictures))
+        distance = frechet_distance(in_chunks(extractor, redrawn, PICTURES_AT_ONCE), features[extractor.name])
+        meaning = "Fréchet distance of originals to themselves through the codec."
+        result.add_whole(f"rfid@{extractor.name}", "originals", LOWER, meaning, distance, len(pictures))
     return features

@@ -6,32 +6,15 @@ drawings of the same prompts, by Student's t, for figures of a whole set of pict
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
 
 import numpy as np
 import torch
 from scipy import stats
 
-from pipelines.training.metrics.evaluation.checkpoint_figures import Figure
-
 CONFIDENCE = 0.95
 NUM_RESAMPLES = 2000
 
 LOWER, HIGHER, NEITHER = "lower", "higher", "neither"
-
-
-@dataclass(frozen=True, kw_only=True)
-class FigureKind:
-    """What a figure means, wherever it is computed."""
-
-    name: str
-    items: str
-    better: str
-    meaning: str
-
-    def figure(self, value: float, low: float, high: float, number: int) -> Figure:
-        """Return a figure of this kind, of `number` items."""
-        return Figure(**asdict(self), value=value, low=low, high=high, num_items=number)
 
 
 def bootstrapped_mean(values: torch.Tensor | Sequence[float], seed: int = 0) -> tuple[float, float, float]:

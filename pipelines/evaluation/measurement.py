@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from pipelines.evaluation.figures import FigureKind, bootstrapped_mean, t_interval
+from pipelines.evaluation.figures import bootstrapped_mean, t_interval
 from pipelines.training.metrics.evaluation.checkpoint_figures import Figure
 
 PICTURES_AT_ONCE = 64
@@ -27,17 +27,23 @@ class Measurement:
     pictures: torch.Tensor | None = None
     """The first drawing of each prompt, `(prompt, 3, height, width)` float16 in [0, 1]."""
 
-    def add_items(self, kind: FigureKind, values: torch.Tensor) -> None:
-        """Add a figure that is a mean over items."""
-        self.items[kind.name] = values
-        self.figures.append(kind.figure(*bootstrapped_mean(values), len(values)))
+    def add_items(self, name: str, items: str, better: str, meaning: str, values: torch.Tensor) -> None:
+        """Add a figure that is a mean over items; `name` to `meaning` are those of `Figure`."""
+        self.items[name] = values
+        self._add(name, items, better, meaning, bootstrapped_mean(values), len(values))
 
-    def add_whole(self, kind: FigureKind, value: float, number: int) -> None:
+    def add_whole(self, name: str, items: str, better: str, meaning: str, value: float, number: int) -> None:
         """Add a figure of all of `number` items together."""
-        self.drawings[kind.name] = [value]
-        self.figures.append(kind.figure(value, value, value, number))
+        self.drawings[name] = [value]
+        self._add(name, items, better, meaning, (value, value, value), number)
 
-    def add_drawings(self, kind: FigureKind, values: list[float]) -> None:
+    def add_drawings(self, name: str, items: str, better: str, meaning: str, values: list[float]) -> None:
         """Add a figure that is a mean over drawings."""
-        self.drawings[kind.name] = values
-        self.figures.append(kind.figure(*t_interval(values), len(values)))
+        self.drawings[name] = values
+        self._add(name, items, better, meaning, t_interval(values), len(values))
+
+    def _add(
+        self, name: str, items: str, better: str, meaning: str, interval: tuple[float, float, float], number: int
+    ) -> None:
+        shared = dict(name=name, items=items, better=better, meaning=meaning, num_items=number)
+        self.figures.append(Figure(**shared, **dict(zip(("value", "low", "high"), interval, strict=True))))

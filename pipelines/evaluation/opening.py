@@ -5,16 +5,16 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import httpx2
 import torch
 
 from hub_tools.foreign.json_texts import read_json
 from hub_tools.run_files import TRAINING_RUN_FILE
-from pipelines.clip.clip_reranking import ClipReranker
 from pipelines.evaluation.attributes import Judge
 from pipelines.evaluation.checkpoint_evaluation import Records, Yardsticks, evaluate_checkpoint
-from pipelines.evaluation.features import FeatureExtractor, check_specification, open_features
+from pipelines.evaluation.features import check_specification, open_features
 from pipelines.evaluation.perceptual import Lpips
 from pipelines.evaluation.report import EvaluationReport, report_of
 from pipelines.generation.generation_options import GenerationOptions
@@ -28,6 +28,7 @@ from pipelines.training.tasks.text_to_image.held_out_evaluation import held_out_
 logger = logging.getLogger(__name__)
 
 TEXT_TO_IMAGE = "text-to-image"
+Part = TypeVar("Part")
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 INT8 = "int8"
 """Weights in 8 bits, the rest in float32."""
@@ -117,11 +118,15 @@ def open_yardsticks(
             len(held_out),
             FEWEST_RECORDS,
         )
-    clip = _clip_or_reason(parts, reading.clip, device, left_out)
-    extractors = []
-    for text in reading.features:
-        if (extractor := _extractor_or_reason(text, clip, device, left_out)) is not None:
-            extractors.append(extractor)
+    cure = " Name one that can be read: --clip"
+    clip = _or_reason(
+        lambda: load_reranker(parts.processor, reading.clip, device), "everything by CLIP", left_out, cure
+    )
+    where = torch.device(device)
+    features = [
+        _or_reason(lambda text=text: open_features(text, clip, where), f"fid@{text}, kid@{text}", left_out)
+        for text in reading.features
+    ]
     training = None
     if clip is not None and reading.num_training_records > 0:
         training = Records(*training_records(run, num_codes, reading.num_training_records))
@@ -129,7 +134,7 @@ def open_yardsticks(
     if originals is None:
         left_out["psnr, lpips, rfid, fid_originals"] = "no originals are given: --originals PICTURES"
     else:
-        lpips = _lpips_or_reason(parts.codec.config.image_size, device, left_out)
+        lpips = _or_reason(lambda: Lpips(parts.codec.config.image_size, where), "lpips", left_out)
     yardsticks = Yardsticks(
         held_out=held_out,
         training=training,
@@ -137,7 +142,7 @@ def open_yardsticks(
         lpips=lpips,
         judge=reading.judge,
         clip=clip,
-        extractors=tuple(extractors),
+        extractors=tuple(extractor for extractor in features if extractor is not None),
     )
     return yardsticks, left_out
 
@@ -174,33 +179,11 @@ def evaluate_pictures(
     return reports, [caption for caption in yardsticks.held_out.captions if caption.strip()]
 
 
-def _clip_or_reason(
-    parts: DrawingParts, clip: str | None, device: str, left_out: dict[str, str]
-) -> ClipReranker | None:
+def _or_reason(opened: Callable[[], Part], names: str, left_out: dict[str, str], cure: str = "") -> Part | None:
+    """Return what was opened; None if it cannot be, and why goes beside the names of the figures that are missing."""
     try:
-        return load_reranker(parts.processor, clip, device)
-    except (OSError, ValueError, httpx2.HTTPError) as error:
-        left_out["everything by CLIP"] = f"{_first_line(error)} Name one that can be read: --clip"
-        return None
-
-
-def _extractor_or_reason(
-    text: str, clip: ClipReranker | None, device: str, left_out: dict[str, str]
-) -> FeatureExtractor | None:
-    try:
-        return open_features(text, clip, torch.device(device))
+        return opened()
     except (OSError, ValueError, RuntimeError, httpx2.HTTPError) as error:
-        left_out[f"fid@{text}, kid@{text}"] = _first_line(error)
+        first_line = (str(error).strip() or repr(error)).splitlines()[0]
+        left_out[names] = f"{first_line}{cure}"
         return None
-
-
-def _lpips_or_reason(image_size: int, device: str, left_out: dict[str, str]) -> Lpips | None:
-    try:
-        return Lpips(image_size, torch.device(device))
-    except (OSError, ValueError) as error:
-        left_out["lpips"] = _first_line(error)
-        return None
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or repr(error)).splitlines()[0]

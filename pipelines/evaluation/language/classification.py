@@ -11,7 +11,7 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hub_tools.atomic_files import write_text_whole
-from pipelines.evaluation.figures import HIGHER, NEITHER, FigureKind
+from pipelines.evaluation.figures import HIGHER, NEITHER
 from pipelines.evaluation.language.finetuning import BATCH_SIZE, ClassifierOptions, fine_tune, new_classifier, predict
 from pipelines.evaluation.language.labelled_samples import LabelledSample, labelled_samples, majority_accuracy, score
 from pipelines.evaluation.language.labelled_source import SENTENCES, TOKENS
@@ -76,16 +76,10 @@ def measure_classification(
         (f"{metric}_random", NEITHER, f"The same from random weights ({random_words}).", random),
         (f"{metric}_gain", HIGHER, "What pretraining gave: the difference, seed by seed.", gains),
     ):
-        kind = FigureKind(name=f"{figure}@{name}", items="seeds", better=better, meaning=sentence)
-        result.add_drawings(kind, values)
+        result.add_drawings(f"{figure}@{name}", "seeds", better, sentence, values)
     if text.source.kind == SENTENCES:
-        kind = FigureKind(
-            name=f"majority_accuracy@{name}",
-            items="texts",
-            better=NEITHER,
-            meaning="Always saying the commonest class.",
-        )
-        result.add_whole(kind, majority_accuracy(text), len(text.parts["test"]))
+        share, number, meaning = majority_accuracy(text), len(text.parts["test"]), "Always saying the commonest class."
+        result.add_whole(f"majority_accuracy@{name}", "texts", NEITHER, meaning, share, number)
 
 
 class _Trial:

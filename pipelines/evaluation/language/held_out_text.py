@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, PreTrainedM
 
 from hub_tools.checks import check_loaded
 from hub_tools.run_files import MODEL_FILES
-from pipelines.evaluation.figures import LOWER, FigureKind
+from pipelines.evaluation.figures import LOWER
 from pipelines.evaluation.measurement import Measurement
 from pipelines.evaluation.opening import PRECISIONS, Subject, nothing_held_out
 from pipelines.memory_estimate.hub_config import fetch_model
@@ -20,10 +20,6 @@ from pipelines.training.run.training_run import TrainingRun
 from pipelines.training.tasks.choice import open_task
 
 MODELS = {"fill-mask": AutoModelForMaskedLM, "text-generation": AutoModelForCausalLM}
-LOSS = FigureKind(
-    name="loss", items="sequences", better=LOWER, meaning="Nats per predicted token of held-out text, as trained."
-)
-PERPLEXITY = dataclasses.replace(LOSS, name="perplexity", meaning="The exponential of the loss.")
 
 
 def open_language_model(subject: Subject, run: TrainingRun, device: str) -> PreTrainedModel:
@@ -62,7 +58,12 @@ def evaluate_language_model(
         on_progress("reading", len(totals), number, "held-out sequences")
     result = Measurement(weights=weights_digest(model))
     # The mean of these is the loss over all tokens, and they can be drawn again and paired.
-    result.add_items(LOSS, torch.tensor(totals, dtype=torch.float64) * number / sum(weights))
+    losses = torch.tensor(totals, dtype=torch.float64) * number / sum(weights)
+    result.add_items("loss", "sequences", LOWER, "Nats per predicted token of held-out text, as trained.", losses)
     loss = result.figures[-1]
-    result.figures.append(PERPLEXITY.figure(*map(perplexity, (loss.value, loss.low, loss.high)), number))
+    value, low, high = map(perplexity, (loss.value, loss.low, loss.high))
+    meaning = "The exponential of the loss."
+    result.figures.append(
+        dataclasses.replace(loss, name="perplexity", meaning=meaning, value=value, low=low, high=high)
+    )
     return result

@@ -6,19 +6,10 @@ from typing import Any, Self
 
 import numpy as np
 
-AXES = ("epoch", "time")
-COLUMNS = (
-    *AXES,
-    "loss",
-    "num_peers",
-    "samples_per_second",
-    "share_averaged",
-    "epoch_seconds",
-    "round_seconds",
-)
-LARGEST = 1e12
-"""No figure of a run is larger, nor are times of the coming centuries."""
+from pipelines.training.metrics.evaluation.held_out_losses import LARGEST
+from pipelines.training.metrics.history import SUMMARY_COLUMNS
 
+AXES = ("epoch", "time")
 CLOCK_SLACK_SECONDS = 3600.0
 
 
@@ -33,14 +24,14 @@ class HistoryColumns:
     @classmethod
     def from_points(cls, points: Sequence[Mapping[str, Any]], now: float) -> Self:
         """Return the columns of points as `metrics.history` reads them; `now` is in seconds since 1970."""
-        rows = [[point[name] for name in COLUMNS] for point in points]
-        table = np.array(rows, dtype=np.float64).reshape(len(points), len(COLUMNS))  # (points, columns)
+        rows = [[point[name] for name in SUMMARY_COLUMNS] for point in points]
+        table = np.array(rows, dtype=np.float64).reshape(len(points), len(SUMMARY_COLUMNS))  # (points, columns)
         with np.errstate(invalid="ignore"):
             is_possible = (np.isfinite(table) & (table >= 0) & (table < LARGEST)).all(axis=1)
             is_possible &= (table[:, 0] > 0) & (table[:, 1] < now + CLOCK_SLACK_SECONDS)
         kept = table[is_possible]
         return cls(
-            columns={name: kept[:, index] for index, name in enumerate(COLUMNS)},
+            columns={name: kept[:, index] for index, name in enumerate(SUMMARY_COLUMNS)},
             num_impossible=int((~is_possible).sum()),
         )
 
@@ -55,7 +46,7 @@ class HistoryColumns:
     def followed_by(self, newer: "HistoryColumns") -> "HistoryColumns":
         """Return these points and those of `newer` that come after them."""
         is_new = newer.columns["epoch"] > self.newest_epoch
-        joined = {name: np.concatenate([self.columns[name], newer.columns[name][is_new]]) for name in COLUMNS}
+        joined = {name: np.concatenate([self.columns[name], newer.columns[name][is_new]]) for name in SUMMARY_COLUMNS}
         return HistoryColumns(columns=joined, num_impossible=self.num_impossible + newer.num_impossible)
 
     def window(self, axis: str, first_percent: float, last_percent: float) -> "HistoryColumns":

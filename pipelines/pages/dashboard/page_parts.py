@@ -1,6 +1,5 @@
 """The parts of the page as HTML, from plain values. All text is escaped: names and versions come from strangers."""
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +15,7 @@ from pipelines.pages.dashboard.settings import DashboardSettings
 from pipelines.pages.text import date, short_number
 from pipelines.training.ledger.coverage import NewestPass
 from pipelines.training.metrics.credit.contributions import CLAIMED
-from pipelines.training.metrics.evaluation.held_out_losses import is_few
+from pipelines.training.metrics.evaluation.held_out_losses import is_few, perplexity
 from pipelines.training.repository.epoch_tags import epoch_tag
 
 MOST_NATS = 50.0
@@ -67,13 +66,11 @@ class Headline:
         few = f" (only {self.num_held_out:.0f} records)" if is_few(self.num_held_out) else ""
         losses = (self.evaluation_loss, self.evaluation_low, self.evaluation_high)
         is_in_tokens = self.unit == "tokens" and self.evaluation_loss is not None
-        values = [_perplexity(loss) for loss in losses] if is_in_tokens else losses
+        values = losses
+        if is_in_tokens:
+            values = tuple(loss if loss is None else perplexity(min(loss, MOST_NATS)) for loss in losses)
         interval = "" if None in values else f"{short_number(values[1])} to {short_number(values[2])}"
         return f"held-out {'perplexity' if is_in_tokens else 'loss'}{few}", short_number(values[0]), interval
-
-
-def _perplexity(loss: float | None) -> float | None:
-    return None if loss is None else math.exp(min(loss, MOST_NATS))
 
 
 def headline_html(settings: DashboardSettings, head: Headline) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipelines.pages.dashboard.alerts import Alert
-from pipelines.pages.dashboard.history_columns import COLUMNS, HistoryColumns
+from pipelines.pages.dashboard.history_columns import SUMMARY_COLUMNS, HistoryColumns
 from pipelines.pages.dashboard.peer_table import PeerState, TrackedPeer, count_states
 from pipelines.pages.dashboard.swarm.swarm_snapshot import PeerFigures
 from pipelines.training.metrics.credit.contributions import Contribution, leaderboard
@@ -57,7 +57,7 @@ def history_values(history: HistoryColumns, first: float, last: float, max_point
     shown = history.window("epoch", first, last)
     step = max(1, math.ceil(len(shown) / max(1, min(MAX_POINTS, max_points))))
     # Counted from the end: the newest point is always included.
-    return {name: shown.columns[name][::-1][::step][::-1].tolist() for name in COLUMNS}
+    return {name: shown.columns[name][::-1][::step][::-1].tolist() for name in SUMMARY_COLUMNS}
 
 
 def prometheus_text(

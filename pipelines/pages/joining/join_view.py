@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,17 +89,9 @@ def after_event(view: JoinView, event: Mapping[str, Any]) -> JoinView:
     return view if change is None else dataclasses.replace(view, **change(view, event))
 
 
-def _looking(view: JoinView, event: Mapping[str, Any]) -> dict[str, Any]:
-    return dict(looking_at=str(event["at"]))
-
-
 def _finding(view: JoinView, event: Mapping[str, Any]) -> dict[str, Any]:
     names = [field.name for field in dataclasses.fields(CheckResult)]
     return dict(checks=(*view.checks, CheckResult(**{name: event[name] for name in names})))
-
-
-def _entered(view: JoinView, event: Mapping[str, Any]) -> dict[str, Any]:
-    return _phase(view, {STARTING: ENTERING})
 
 
 def _joined(view: JoinView, event: Mapping[str, Any]) -> dict[str, Any]:
@@ -119,29 +111,19 @@ def _step(view: JoinView, event: Mapping[str, Any]) -> dict[str, Any]:
     return known | dict(speeds=speeds) | _phase(view, dict.fromkeys(WORKING, TRAINING))
 
 
-def _paused(view: JoinView, event: Mapping[str, Any]) -> dict[str, Any]:
-    return dict(samples_per_second=0.0) | _phase(view, {PAUSING: PAUSED, TRAINING: PAUSED, JOINED: PAUSED})
-
-
-def _resumed(view: JoinView, event: Mapping[str, Any]) -> dict[str, Any]:
-    return _phase(view, {PAUSED: TRAINING, RESUMING: TRAINING})
-
-
-def _left(view: JoinView, event: Mapping[str, Any]) -> dict[str, Any]:
-    return dict(num_samples=int(event["num_samples"]))
-
-
 def _phase(view: JoinView, following: Mapping[str, str]) -> dict[str, Any]:
     return dict(phase=following.get(view.phase, view.phase))
 
 
-CHANGES = dict(
-    looking=_looking,
+CHANGES: Mapping[str, Callable[[JoinView, Mapping[str, Any]], dict[str, Any]]] = dict(
+    looking=lambda view, event: dict(looking_at=str(event["at"])),
     finding=_finding,
-    entered=_entered,
+    entered=lambda view, event: _phase(view, {STARTING: ENTERING}),
     joined=_joined,
     step=_step,
-    paused=_paused,
-    resumed=_resumed,
-    left=_left,
+    paused=lambda view, event: (
+        dict(samples_per_second=0.0) | _phase(view, {PAUSING: PAUSED, TRAINING: PAUSED, JOINED: PAUSED})
+    ),
+    resumed=lambda view, event: _phase(view, {PAUSED: TRAINING, RESUMING: TRAINING}),
+    left=lambda view, event: dict(num_samples=int(event["num_samples"])),
 )

@@ -9,6 +9,7 @@ import itertools
 import json
 import logging
 import math
+import statistics
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -49,17 +50,8 @@ EPOCH_SCHEMA = pa.schema(
 )
 """`suspects` is JSON: an object of peers and the number of their accusers."""
 
-SUMMARY_COLUMNS = (
-    "epoch",
-    "time",
-    "loss",
-    "num_peers",
-    "samples_per_second",
-    "share_averaged",
-    "epoch_seconds",
-    "round_seconds",
-)
-
+SUMMARY_COLUMNS = tuple(EPOCH_SCHEMA.names[: EPOCH_SCHEMA.names.index("bytes_sent")])
+"""What pages draw."""
 
 SUMMARY_OF_EVALUATIONS = ("epoch", "loss", "time", "low", "high", "num_records")
 
@@ -118,7 +110,9 @@ def summarise_history(history: Sequence[Mapping[str, Any]], max_points: int = MA
     stretches = [history[start:end] for start, end in itertools.pairwise(bounds)]
     reduce = {"epoch": max, "time": max, "share_averaged": min}
     return {
-        name: [_rounded(reduce.get(name, _mean)([point[name] for point in stretch])) for stretch in stretches]
+        name: [
+            _rounded(reduce.get(name, statistics.fmean)([point[name] for point in stretch])) for stretch in stretches
+        ]
         for name in SUMMARY_COLUMNS
     }
 
@@ -160,10 +154,6 @@ def _point(row: dict[str, Any]) -> dict[str, Any]:
 def _is_possible(row: Mapping[str, Any]) -> bool:
     numbers = [value for value in row.values() if not isinstance(value, dict)]
     return all(map(is_number, numbers)) and row["epoch"] > 0
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
 
 
 def _rounded(value: Any) -> Any:

@@ -2,15 +2,14 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from hub_tools.atomic_files import write_text_whole, written_whole
+from hub_tools.atomic_files import write_text_whole
 from hub_tools.foreign.json_texts import read_json
 from hub_tools.run_files import COUNTERS_FILE
 from pipelines.training.metrics.credit.contributions import Contribution, ContributionLedger, days_of_month
+from pipelines.training.metrics.parquet_rows import read_rows, write_rows
 
 CONTRIBUTION_SCHEMA = pa.schema(
     [("day", pa.string()), ("username", pa.string()), ("samples", pa.int64()), ("seconds", pa.float64())]
@@ -25,9 +24,7 @@ def write_contributions(ledger: ContributionLedger, folder: Path) -> None:
             dict(day=day, username=user, samples=value.samples, seconds=value.seconds)
             for (day, user), value in days_of_month(ledger.days, month)
         ]
-        table = pa.Table.from_pylist(rows, schema=CONTRIBUTION_SCHEMA)
-        with written_whole(folder / f"contributions-{month}.parquet") as temporary:
-            pq.write_table(table, temporary, compression="snappy")
+        write_rows(rows, CONTRIBUTION_SCHEMA, folder / f"contributions-{month}.parquet")
     write_text_whole(folder / COUNTERS_FILE, json.dumps(ledger.state(), separators=(",", ":")) + "\n")
 
 
@@ -36,14 +33,11 @@ def read_contributions(folder: Path) -> ContributionLedger:
     days: dict[tuple[str, str], Contribution] = {}
     try:
         for path in sorted(folder.glob("contributions-*.parquet")):
-            for row in pq.read_table(path).select(CONTRIBUTION_SCHEMA.names).cast(CONTRIBUTION_SCHEMA).to_pylist():
+            for row in read_rows(path, CONTRIBUTION_SCHEMA):
                 key = row["day"], row["username"]
                 days[key] = days.get(key, Contribution()).plus(row["samples"], row["seconds"])
-        state = _read_json(folder / COUNTERS_FILE)
-    except (pa.ArrowException, KeyError, TypeError, OSError, ValueError) as error:
+        counters = folder / COUNTERS_FILE
+        state = read_json(counters) if counters.exists() else None
+    except (KeyError, TypeError, OSError, ValueError) as error:
         raise ValueError(f"The contributions in {folder} are damaged ({error}). Download them again.") from error
     return ContributionLedger(days=days) if state is None else ContributionLedger.from_state(state, days)
-
-
-def _read_json(path: Path) -> dict[str, Any] | None:
-    return read_json(path) if path.exists() else None

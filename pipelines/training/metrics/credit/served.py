@@ -13,6 +13,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pipelines.training.metrics.parquet_rows import read_rows
+
 LONGEST_NAME = 96
 MOST_USERS_OF_A_DAY = 256
 """In an open run names are free; of more of them those with the most candidates are kept."""
@@ -71,8 +73,8 @@ def read_served(*files: Path) -> dict[tuple[str, str], int]:
     days: dict[tuple[str, str], int] = {}
     for path in files:
         try:
-            rows = pq.read_table(path).select(SERVED_SCHEMA.names).cast(SERVED_SCHEMA).to_pylist()
-        except (pa.ArrowException, KeyError, OSError, ValueError) as error:
+            rows = read_rows(path, SERVED_SCHEMA)
+        except ValueError as error:
             raise ValueError(f"{path.name} is damaged ({error}). Delete it in the run's repository.") from error
         for row in rows:
             if row["day"] and row["username"] and 0 <= (row["candidates"] or 0) <= MOST_CANDIDATES:

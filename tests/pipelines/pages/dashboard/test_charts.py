@@ -8,12 +8,12 @@ import pytest
 
 from hub_tools.printing.marked_up import escaped
 from pipelines.pages.dashboard.charts import Chart, chart_html, nice_ticks
-from pipelines.pages.dashboard.history_columns import COLUMNS, HistoryColumns, thin_out
+from pipelines.pages.dashboard.history_columns import SUMMARY_COLUMNS, HistoryColumns, thin_out
 from pipelines.pages.text import short_number
 
 
 def columns(num_points, **changes):
-    values = {name: np.arange(1.0, num_points + 1) for name in COLUMNS}
+    values = {name: np.arange(1.0, num_points + 1) for name in SUMMARY_COLUMNS}
     return HistoryColumns(columns=values | changes)
 
 

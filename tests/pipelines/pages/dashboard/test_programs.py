@@ -5,7 +5,7 @@ import pytest
 from dashboard_material import LIFETIME, look, metrics, peer_values
 
 from pipelines.pages.dashboard.alerts import Alert
-from pipelines.pages.dashboard.history_columns import COLUMNS, HistoryColumns
+from pipelines.pages.dashboard.history_columns import SUMMARY_COLUMNS, HistoryColumns
 from pipelines.pages.dashboard.page_parts import board_html, notices_html, peers_html
 from pipelines.pages.dashboard.peer_table import page_of, track
 from pipelines.pages.dashboard.programs import board_rows, history_values, prometheus_text
@@ -51,7 +51,7 @@ def test_who_serves_is_credited_beside_who_trains():
 
 @pytest.mark.parametrize(("most", "num_points"), [(10, 10), (1, 1), (0, 1), (10**9, 1000), (300, 250)])
 def test_a_history_for_programs_has_few_points_and_always_the_newest(most, num_points):
-    history = HistoryColumns(columns={name: np.arange(1.0, 1001) for name in COLUMNS})
+    history = HistoryColumns(columns={name: np.arange(1.0, 1001) for name in SUMMARY_COLUMNS})
     values = history_values(history, 0, 100, most)
     assert values["epoch"][-1] == 1000 and len(values["loss"]) == num_points
     assert history_values(HistoryColumns.from_points([], NOON), 0, 100, 10)["loss"] == []
