@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-language test test-quick test-processes test-slow test-swarm test-long test-soak lint bench bench-gpu verify-figures constraints docs
+.PHONY: help install demo demo-language test test-core test-quick test-processes test-slow test-swarm test-long test-soak lint bench bench-gpu verify-figures constraints docs
 
 VENV := .venv
 STAMP := $(VENV)/.installed
@@ -33,6 +33,9 @@ demo-language: $(STAMP)  ## Train a small language model, compared with n-grams;
 # A part that fails does not keep the next from being run: each says what it found.
 test: $(STAMP)  ## Run all tests, the quick ones first
 	@$(MAKE) --no-print-directory --keep-going --jobs=1 test-quick test-processes
+
+test-core: $(STAMP)  ## Run the tests of the core alone: peers that train one thing together
+	$(VENV)/bin/python -m pytest tests/pipelines/core -m "not long" $(AT_ONCE) 3 $(AGAIN)
 
 test-quick: $(STAMP)
 	$(VENV)/bin/python -m pytest -m "not slow" $(AT_ONCE) 2

@@ -24,20 +24,20 @@ if TYPE_CHECKING:
     from hub_tools.publishing.dataset_publishing import publish_dataset as publish_dataset
     from hub_tools.publishing.folder_publishing import Published
     from hub_tools.publishing.folder_publishing import publish_folder as publish_folder
-    from pipelines.data_preparation.shard_writing import PreparationOptions, PreparationResult
-    from pipelines.doctor.check_result import CheckResult
-    from pipelines.evaluation.report import EvaluationReport
-    from pipelines.generation.installed_pipeline import InstalledTextToImagePipeline
-    from pipelines.generation.text_to_image import RankedImage
-    from pipelines.joining.collaborating import collaborate as collaborate
-    from pipelines.serving.blocks.client.distributed_model import DistributedModel as DistributedModel
-    from pipelines.serving.blocks.client.stream_swarm import join_as_client as connect
-    from pipelines.serving.blocks.layers_offer import BlockReport
-    from pipelines.serving.draw.drawing_offer import ServingReport
-    from pipelines.swarm.network_options import NetworkOptions as NetworkOptions
-    from pipelines.training.peer.reports import StepReport
-    from pipelines.training.run.compute_options import ComputeOptions as ComputeOptions
-    from pipelines.training.run.training_run import TrainingRun as TrainingRun
+    from pipelines.core.peer.reports import StepReport
+    from pipelines.core.run.compute_options import ComputeOptions
+    from pipelines.core.run.training_run import TrainingRun
+    from pipelines.core.swarm.network_options import NetworkOptions
+    from pipelines.features.evaluation.report import EvaluationReport
+    from pipelines.features.serving.blocks.client.distributed_model import DistributedModel
+    from pipelines.features.serving.blocks.client.stream_swarm import join_as_client as connect
+    from pipelines.features.serving.blocks.layers_offer import BlockReport
+    from pipelines.features.serving.draw.drawing_offer import ServingReport
+    from pipelines.joining.collaborating import collaborate
+    from pipelines.tasks.text_to_image.data_preparation.shard_writing import PreparationOptions, PreparationResult
+    from pipelines.tasks.text_to_image.generation.installed_pipeline import InstalledTextToImagePipeline
+    from pipelines.tasks.text_to_image.generation.text_to_image import RankedImage
+    from pipelines.tools.doctor.check_result import CheckResult
 
 __all__ = [
     "ComputeOptions", "DistributedModel", "LocalHub", "NetworkOptions", "TrainingRun", "check_machine", "collaborate",
@@ -46,13 +46,13 @@ __all__ = [
 ]  # fmt: skip
 
 _PLACES = {
-    "ComputeOptions": "pipelines.training.run.compute_options:ComputeOptions",
-    "DistributedModel": "pipelines.serving.blocks.client.distributed_model:DistributedModel",
+    "ComputeOptions": "pipelines.core.run.compute_options:ComputeOptions",
+    "DistributedModel": "pipelines.features.serving.blocks.client.distributed_model:DistributedModel",
     "LocalHub": "hub_tools.local_hub.local_hub_process:LocalHub",
-    "NetworkOptions": "pipelines.swarm.network_options:NetworkOptions",
-    "TrainingRun": "pipelines.training.run.training_run:TrainingRun",
+    "NetworkOptions": "pipelines.core.swarm.network_options:NetworkOptions",
+    "TrainingRun": "pipelines.core.run.training_run:TrainingRun",
     "collaborate": "pipelines.joining.collaborating:collaborate",
-    "connect": "pipelines.serving.blocks.client.stream_swarm:join_as_client",
+    "connect": "pipelines.features.serving.blocks.client.stream_swarm:join_as_client",
     "publish_dataset": "hub_tools.publishing.dataset_publishing:publish_dataset",
     "publish_folder": "hub_tools.publishing.folder_publishing:publish_folder",
 }
@@ -107,8 +107,8 @@ def load(name: str | Path, *, revision: str | None = None, device: str = "cpu") 
         ValueError: model, processor and codec do not fit together, or are damaged.
         OSError: a file or the Hub cannot be read.
     """
-    from pipelines.generation.image_generation import load_drawing_parts
-    from pipelines.generation.installed_pipeline import InstalledTextToImagePipeline
+    from pipelines.tasks.text_to_image.generation.image_generation import load_drawing_parts
+    from pipelines.tasks.text_to_image.generation.installed_pipeline import InstalledTextToImagePipeline
 
     parts = load_drawing_parts(name, revision=revision, device=device)
     return InstalledTextToImagePipeline(model=parts.model, processor=parts.processor, codec=parts.codec)
@@ -143,9 +143,9 @@ def generate(
         OSError: a file or the Hub cannot be read.
     """
     from modeling_dalle_collab.sampling_dalle_collab import SamplingOptions
-    from pipelines.generation.generation_options import GenerationOptions
-    from pipelines.generation.image_generation import load_text_to_image
-    from pipelines.generation.text_to_image import generate_images_for_prompts
+    from pipelines.tasks.text_to_image.generation.generation_options import GenerationOptions
+    from pipelines.tasks.text_to_image.generation.image_generation import load_text_to_image
+    from pipelines.tasks.text_to_image.generation.text_to_image import generate_images_for_prompts
 
     sampling = SamplingOptions(top_k=top_k, top_p=top_p, temperature=temperature)
     options = GenerationOptions(num_candidates=num_candidates, keep=keep, seed=seed, sampling=sampling)
@@ -170,10 +170,10 @@ def join(
         AdmissionRefusedError: the run's authority does not admit this user, or no longer does.
         ConnectionError: the Hub, the authority or the swarm cannot be reached.
     """
+    from pipelines.core.run.compute_options import ComputeOptions
+    from pipelines.core.swarm.network_options import NetworkOptions
     from pipelines.joining.join_run import join_run
-    from pipelines.swarm.network_options import NetworkOptions
-    from pipelines.training.run.compute_options import ComputeOptions
-    from pipelines.training.tasks.choice import open_task
+    from pipelines.tasks.choice import open_task
 
     network, compute = network or NetworkOptions(), compute or ComputeOptions(device="auto")
     with _one_line(), join_run(repository, open_task, network=network, compute=compute) as membership:
@@ -196,9 +196,9 @@ def serve(
         AdmissionRefusedError: the run's authority does not admit this user, or no longer does.
         ConnectionError: the Hub, the authority or the swarm cannot be reached.
     """
-    from pipelines.serving.offer import ServingOptions
-    from pipelines.serving.serving_run import serve_run
-    from pipelines.swarm.network_options import NetworkOptions
+    from pipelines.core.swarm.network_options import NetworkOptions
+    from pipelines.features.serving.offer import ServingOptions
+    from pipelines.features.serving.serving_run import serve_run
 
     options = ServingOptions(device=device, max_hours=max_hours)
     with _one_line(), serve_run(repository, network=network or NetworkOptions(), options=options) as (server, stop):
@@ -226,9 +226,9 @@ def serve_layers(
         AdmissionRefusedError: the run's authority does not admit this user, or no longer does.
         ConnectionError: the Hub, the authority or the swarm cannot be reached.
     """
-    from pipelines.serving.offer import ServingOptions
-    from pipelines.serving.serving_run import serve_run
-    from pipelines.swarm.network_options import NetworkOptions
+    from pipelines.core.swarm.network_options import NetworkOptions
+    from pipelines.features.serving.offer import ServingOptions
+    from pipelines.features.serving.serving_run import serve_run
 
     options = ServingOptions(blocks=layers, device=device, max_hours=max_hours)
     with _one_line(), serve_run(repository, network=network or NetworkOptions(), options=options) as (server, stop):
@@ -263,10 +263,10 @@ def evaluate(
         ValueError: it is no text-to-image run, or holds out no records.
         OSError: a file or the Hub cannot be read.
     """
-    from pipelines.demo.scenes.caption_judge import judge_caption
-    from pipelines.evaluation.opening import TEXT_TO_IMAGE, Reading, Subject, evaluate_pictures, settings_of
-    from pipelines.generation.generation_options import GenerationOptions
-    from pipelines.stage_progress import report_nothing
+    from hub_tools.printing.stage_progress import report_nothing
+    from pipelines.features.evaluation.opening import TEXT_TO_IMAGE, Reading, Subject, evaluate_pictures, settings_of
+    from pipelines.tasks.text_to_image.generation.generation_options import GenerationOptions
+    from pipelines.tools.demo.scenes.caption_judge import judge_caption
 
     reading = Reading(num_records=num_records, num_training_records=2000, features=features, judge=judge_caption)
     if (run := settings_of(str(name), revision)).task != TEXT_TO_IMAGE:
@@ -307,9 +307,9 @@ def prepare_dataset(
         ValueError: a source or the codec cannot be used.
         OSError: a file or the Hub cannot be read.
     """
-    from pipelines.data_preparation.shard_writing import PreparationOptions, prepare_shards
-    from pipelines.data_preparation.sources.finding import find_sources
-    from pipelines.image_codes.codec_code import open_codec
+    from pipelines.tasks.text_to_image.data_preparation.shard_writing import PreparationOptions, prepare_shards
+    from pipelines.tasks.text_to_image.data_preparation.sources.finding import find_sources
+    from pipelines.tasks.text_to_image.image_codes.codec_code import open_codec
 
     options = options or PreparationOptions(devices=(device,))
     named = [sources] if isinstance(sources, str | Path) else sources
@@ -346,9 +346,9 @@ def check_machine(
         for result in dalle_collab.check_machine("my-org/birds"):
             print(result.status, result.line())
     """
-    from pipelines.doctor.examination import run_checks
-    from pipelines.swarm.network_options import NetworkOptions
-    from pipelines.training.run.compute_options import ComputeOptions
+    from pipelines.core.run.compute_options import ComputeOptions
+    from pipelines.core.swarm.network_options import NetworkOptions
+    from pipelines.tools.doctor.examination import run_checks
 
     with _one_line():
         yield from run_checks(repository, network or NetworkOptions(), compute or ComputeOptions(device="auto"))

@@ -150,8 +150,8 @@ class TextToImagePipeline(Pipeline):
         if not __name__.startswith("transformers_modules."):
             raise ValueError(
                 f"This pipeline is installed code and runs none of {repository}'s, where the codec's class is. "
-                "Use pipelines.generation.installed_pipeline.InstalledTextToImagePipeline, which is installed with "
-                f"it, or trust_remote_code=True without pipeline_class. {CODES_ALONE}"
+                "Use pipelines.tasks.text_to_image.generation.installed_pipeline.InstalledTextToImagePipeline, which "
+                f"is installed with it, or trust_remote_code=True without pipeline_class. {CODES_ALONE}"
             )
         try:
             return get_class_from_dynamic_module(CODEC_CLASS, repository, revision=own_folder.name)

@@ -1,1 +1,1 @@
-"""The stages between captioned pictures and generated ones; each sub-package is one stage."""
+"""Rings: `core` knows no feature, `features` and `tasks` know the core, `tools` and `command_line` all."""

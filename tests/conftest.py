@@ -101,7 +101,7 @@ def second_try(request):
 @pytest.fixture(scope="module")
 def dht():
     """Yield a DHT node without others."""
-    from pipelines.admission.dht_gate import SwarmDHT
+    from pipelines.core.admission.dht_gate import SwarmDHT
 
     node = SwarmDHT(admission=None, host_maddrs=["/ip4/127.0.0.1/tcp/0"], use_ipfs=False, start=True)
     yield node

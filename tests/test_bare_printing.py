@@ -15,7 +15,7 @@ from rich.table import Table
 from hub_tools.printing.consoles import PrintableConsole, open_progress
 from hub_tools.printing.marked_up import code, markdown_table, plain
 from hub_tools.printing.printable import PrintableOutput
-from pipelines.stage_progress import stage_progress
+from hub_tools.printing.stage_progress import stage_progress
 
 ROOT = Path(__file__).parents[1]
 BARE = ("Console", "Progress")

@@ -6,9 +6,9 @@ from support_files import ROOT
 
 DURATION = re.compile(r"time\.time\(\) *[-+<>]|[-+<>]=? *time\.time\(\)")
 AGES_OF_WHAT_HAS_A_DATE = {
-    "pipelines/chaos/chaos_processes.py": "an event that another process has dated",
-    "pipelines/pages/dashboard/dashboard.py": "a snapshot that another process has dated",
-    "pipelines/training/repository/run_bucket.py": "a file",
+    "pipelines/tools/chaos/chaos_processes.py": "an event that another process has dated",
+    "pipelines/tools/pages/dashboard/dashboard.py": "a snapshot that another process has dated",
+    "pipelines/features/publishing/repository/run_bucket.py": "a file",
 }
 
 

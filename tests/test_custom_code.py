@@ -25,13 +25,13 @@ COMMITTING = ("create_commit", "upload_file", "upload_folder", "upload_large_fol
 MAY_DOWNLOAD = (
     "hub_tools/foreign/downloads.py",
     "hub_tools/local_hub/",
-    "pipelines/admission/lists.py",
-    "pipelines/admission/space.py",
-    "pipelines/chaos/",
-    "pipelines/demo/",
-    "pipelines/image_codes/codec_code.py",
-    "pipelines/image_codes/vqgan_codec.py",
-    "pipelines/training/repository/rollback.py",
+    "pipelines/features/admission_service/lists.py",
+    "pipelines/features/admission_service/space.py",
+    "pipelines/tools/chaos/",
+    "pipelines/tools/demo/",
+    "pipelines/tasks/text_to_image/image_codes/codec_code.py",
+    "pipelines/tasks/text_to_image/image_codes/vqgan_codec.py",
+    "pipelines/features/publishing/repository/rollback.py",
 )
 """Besides the first, they read repositories of whoever runs them; the codec is copied into repositories, alone."""
 

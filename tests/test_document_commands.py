@@ -17,8 +17,8 @@ from document_links import linked_files
 import hub_tools.command_line
 import pipelines.command_line.main
 from modeling_dalle_collab import DalleCollabConfig
-from pipelines.demo.scenes_demo import RUN_SETTINGS
-from pipelines.training.run.training_run import TrainingRun
+from pipelines.core.run.training_run import TrainingRun
+from pipelines.tools.demo.scenes_demo import RUN_SETTINGS
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

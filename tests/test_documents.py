@@ -16,11 +16,11 @@ from document_links import linked_files
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = ("architecture.md", "protocol.md")
-FOLDERS = (ROOT, ROOT / "pipelines", ROOT / "pipelines" / "training")
+FOLDERS = (ROOT, ROOT / "pipelines", ROOT / "pipelines" / "core")
 """To which the documents' paths are relative, whichever fits."""
 
 REFERENCE = re.compile(r"`(\w+(?:/\w+)+\.py)(?::(\w+(?:\.\w+)*))?`")
-"""A file, and perhaps a name in it: `averaging/runner.py:TrustedAllReduceRunner._check_input`."""
+"""A file, and perhaps a name in it: `core/averaging/runner.py:TrustedAllReduceRunner._check_input`."""
 
 CALLS_OF_HIVEMIND = {"rpc_ping", "rpc_store", "rpc_find"}
 

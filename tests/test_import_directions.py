@@ -10,29 +10,127 @@ import pytest
 ROOT = Path(__file__).parents[1]
 OURS = ("modeling_dalle_collab", "pipelines", "hub_tools", "spaces")
 LIBRARIES = ("modeling_dalle_collab", "hub_tools")
-MODEL, HUB, CODES = "modeling_dalle_collab", "hub_tools", "pipelines.image_codes"
-ADMISSION, SWARM, MEMORY = "pipelines.admission", "pipelines.swarm", "pipelines.memory_estimate"
-RUN, OPTIMIZERS, GRADIENTS, REPOSITORY, AVERAGING, METRICS, STATE, SWARM_OPTIMIZER, PEER, AUXILIARY, TASK = (
-    f"pipelines.training.{room}"
-    for room in (
-        *("run", "optimizers", "gradients", "repository", "averaging", "metrics", "state", "swarm_optimizer"),
-        *("peer", "auxiliary", "tasks.text_to_image"),
-    )
-)
-CARD = "pipelines.training.card"
-TASKS = "pipelines.training.tasks"
-BLOCKS = ("pipelines.image_codes.dataset_shards", "pipelines.image_codes.shard_blocks")
-STREAMING, LANGUAGE = "pipelines.training.tasks.streaming", "pipelines.training.tasks.language_modeling"
-DEVICES, PROGRESS, THREADS = "pipelines.torch_devices", "pipelines.stage_progress", "pipelines.thread_choice"
-CHILDREN, TIME = "pipelines.child_watch", "pipelines.swarm_time"
-PROCESSES = "pipelines.process_table"
-ARITHMETIC = ("pipelines.equal_arithmetic", "pipelines.block_quantisation")
-REDUCE = f"{AVERAGING}.reduce"
-LEDGER = "pipelines.training.ledger"
-SERVERS, SIGNING, JOINING = "pipelines.features.servers", "pipelines.training.signing", "pipelines.joining"
-ALL_RECORDS = "pipelines.all_records"
-PUBLISHABLE = "pipelines.training.publishing.publishable_task"
-AUDITS, BANDWIDTH, SPARSE = (f"pipelines.features.{feature}" for feature in ("audits", "bandwidth", "sparse"))
+RINGS = {"core": 0, "features": 1, "tasks": 1, "tools": 2, "joining": 2}
+"""The rings below `pipelines`; what is named here nowhere, such as `command_line`, puts the others together."""
+
+ROOMS = {
+    "core.averaging.group": "",
+    "core.block_quantisation": "",
+    "core.child_watch": "",
+    "core.equal_arithmetic": "",
+    "core.swarm_time": "",
+    "core.thread_choice": "",
+    "core.torch_devices": "",
+    "core.admission": "core.child_watch hub_tools",
+    "core.signing": "hub_tools",
+    "core.run": "core.admission hub_tools",
+    "core.swarm": "core.admission core.child_watch core.swarm_time hub_tools",
+    "core.averaging": "core.admission core.child_watch core.equal_arithmetic core.swarm",
+    "core.averaging.reduce": "core.equal_arithmetic core.run",
+    "core.gradients": "core.run core.thread_choice",
+    "core.optimizers": "core.block_quantisation core.equal_arithmetic core.run",
+    "core.averaging.wire": "core.averaging.reduce core.block_quantisation core.run",
+    "core.state": "core.admission core.averaging core.optimizers core.signing core.swarm hub_tools",
+    "core.epoch": (
+        "core.admission core.averaging core.child_watch core.gradients core.optimizers core.run core.state core.swarm"
+    ),
+    "core.peer": (
+        "core.admission core.averaging core.epoch core.gradients core.run core.state core.swarm "
+        "core.thread_choice core.torch_devices"
+    ),
+    "features.memory_estimate": "hub_tools modeling_dalle_collab",
+    "features.memory_estimate.models": "modeling_dalle_collab",
+    "features.admission_service": "core.admission hub_tools",
+    "features.held_out_loss": "core.run",
+    "features.machine": "core.run core.swarm",
+    "features.publishing.publishable_task": "core.run features.memory_estimate",
+    "features.servers": "core.admission core.swarm",
+    "features.audits": "core.averaging core.equal_arithmetic core.swarm",
+    "features.bandwidth": "core.averaging core.run core.swarm hub_tools",
+    "features.publishing.repository": (
+        "core.run core.signing core.swarm_time features.memory_estimate features.publishing.publishable_task hub_tools"
+    ),
+    "features.sparse": (
+        "core.admission core.averaging core.epoch core.equal_arithmetic core.gradients core.run core.state core.swarm"
+    ),
+    "features.ledger": (
+        "core.gradients core.optimizers core.peer core.run core.signing core.state core.swarm hub_tools"
+    ),
+    "features.all_records": "features.ledger features.servers",
+    "features.publishing.metrics": (
+        "core.run core.swarm features.held_out_loss features.ledger features.publishing.repository hub_tools"
+    ),
+    "features.anchors": "core.epoch core.signing core.state core.swarm features.publishing.metrics",
+    "features.publishing.card": "core.run features.publishing.metrics features.publishing.publishable_task hub_tools",
+    "features.serving": (
+        "core.admission core.averaging core.epoch core.peer core.run core.swarm core.torch_devices "
+        "features.admission_service features.all_records features.machine features.publishing.repository "
+        "features.servers tasks.text_to_image.generation tasks.text_to_image.image_codes hub_tools "
+        "modeling_dalle_collab"
+    ),
+    "features.publishing.auxiliary": (
+        "core.admission core.epoch core.peer core.run core.signing core.state core.swarm core.swarm_time "
+        "features.all_records features.anchors features.held_out_loss features.ledger "
+        "features.publishing.card features.publishing.metrics features.publishing.publishable_task "
+        "features.publishing.repository features.servers hub_tools"
+    ),
+    "features.evaluation": (
+        "core.run features.held_out_loss features.memory_estimate features.publishing.metrics "
+        "features.publishing.repository tasks.text_to_image tasks.text_to_image.clip "
+        "tasks.text_to_image.generation tasks.text_to_image.image_codes hub_tools"
+    ),
+    "tasks.presets": "",
+    "tasks.text_to_image.image_codes": "hub_tools",
+    "tasks.text_to_image.clip": "tasks.text_to_image.image_codes hub_tools",
+    "tasks.text_to_image.conversion": "tasks.text_to_image.image_codes hub_tools modeling_dalle_collab",
+    "tasks.text_to_image.data_preparation": "core.torch_devices tasks.text_to_image.image_codes hub_tools",
+    "tasks.setting_list": "core.run",
+    "tasks.streaming": "core.run hub_tools",
+    "tasks.text_to_image.generation": (
+        "core.thread_choice core.torch_devices features.memory_estimate tasks.text_to_image.clip "
+        "tasks.text_to_image.image_codes hub_tools modeling_dalle_collab"
+    ),
+    "tasks.text_to_image": (
+        "core.run features.memory_estimate features.publishing.card features.publishing.metrics "
+        "features.publishing.publishable_task tasks.setting_list tasks.streaming hub_tools "
+        "modeling_dalle_collab"
+    ),
+    "tasks.text_to_image.finetuning": (
+        "core.run features.memory_estimate tasks.text_to_image tasks.text_to_image.image_codes hub_tools "
+        "modeling_dalle_collab"
+    ),
+    "tasks.language_modeling": (
+        "core.run features.evaluation features.held_out_loss features.memory_estimate "
+        "features.publishing.card features.publishing.metrics features.publishing.publishable_task "
+        "tasks.choice tasks.setting_list tasks.streaming tasks.text_to_image.image_codes hub_tools"
+    ),
+    "tasks.choice": (
+        "core.run features.publishing.publishable_task tasks.language_modeling tasks.setting_list tasks.text_to_image"
+    ),
+    "tasks.device_program": "core.gradients core.run tasks.choice",
+    "tools.pages.page_style": "",
+    "tools.pages.text": "",
+    "tools.process_table": "",
+    "tools.demo": "core features tasks tools.process_table hub_tools",
+    "tools.demo.scenes": "features hub_tools",
+    "tools.doctor": "core features tasks hub_tools",
+    "tools.pages.dashboard": "core features tools.pages.text hub_tools",
+    "tools.pages.dataset": "tasks tools.pages.text hub_tools",
+    "tools.pages.drawing": "core features tasks hub_tools modeling_dalle_collab",
+    "tools.pages.line_program": "hub_tools",
+    "tools.pages.memory_calculator": "features hub_tools modeling_dalle_collab",
+    "tools.pages.own_pages": "hub_tools",
+    "tools.chaos": "core features joining tasks tools.demo tools.process_table hub_tools modeling_dalle_collab",
+    "tools.demo.language": "core features tasks tools.demo hub_tools",
+    "tools.pages.dashboard.swarm": "core features tools.pages.line_program hub_tools",
+    "tools.pages.drawing.volunteers": "features tasks tools.pages.line_program hub_tools modeling_dalle_collab",
+    "tools.pages.joining": "core features tools.doctor hub_tools",
+    "tools.chaos.faults": "core tools.chaos tools.process_table",
+    "joining": "core features",
+    "command_line": "pipelines modeling_dalle_collab hub_tools",
+}
+"""What a room below `pipelines` may import besides itself and what lies in it: rooms, libraries of ours, or a ring."""
+
 
 MAY_IMPORT = {
     "modeling_dalle_collab": (),
@@ -40,161 +138,46 @@ MAY_IMPORT = {
     "hub_tools.local_hub.protocol": (),
     "hub_tools.local_hub.store": ("hub_tools.local_hub.protocol",),
     "hub_tools.local_hub.routes": ("hub_tools.local_hub.store", "hub_tools.local_hub.protocol", "hub_tools.printing"),
-    DEVICES: (),
-    PROGRESS: (HUB,),
-    CHILDREN: (),
-    TIME: (),
-    PROCESSES: (),
-    ARITHMETIC[0]: (),
-    ARITHMETIC[1]: (),
-    CODES: (HUB,),
-    ADMISSION: (CHILDREN, HUB),
-    SWARM: (f"{HUB}.printing", ADMISSION, CHILDREN, TIME),
-    MEMORY: LIBRARIES,
-    f"{MEMORY}.models": (MODEL,),
-    RUN: (f"{ADMISSION}.settings", HUB),
-    PUBLISHABLE: (RUN, f"{MEMORY}.settings"),
-    OPTIMIZERS: (RUN, *ARITHMETIC),
-    GRADIENTS: (RUN, THREADS),
-    SIGNING: (HUB,),
-    REPOSITORY: (RUN, PUBLISHABLE, SIGNING, TIME, MEMORY, HUB),
-    SERVERS: (ADMISSION, SWARM),
-    ALL_RECORDS: (SERVERS, LEDGER),
-    REDUCE: (RUN, *ARITHMETIC),
-    f"{AVERAGING}.wire": (RUN, REDUCE, *ARITHMETIC),
-    f"{AVERAGING}.group": (RUN,),
-    AVERAGING: (RUN, ADMISSION, SWARM, CHILDREN, *ARITHMETIC),
-    METRICS: (RUN, REPOSITORY, SIGNING, SWARM, LEDGER, HUB),
-    CARD: (RUN, PUBLISHABLE, METRICS, HUB),
-    STATE: (OPTIMIZERS, SIGNING, ADMISSION, SWARM, REDUCE, HUB),
-    LEDGER: (RUN, SIGNING, SWARM, STATE, GRADIENTS, OPTIMIZERS, f"{PEER}.data_lease", HUB),
-    SWARM_OPTIMIZER: (RUN, OPTIMIZERS, GRADIENTS, ADMISSION, SWARM, AVERAGING, STATE, CHILDREN),
-    AUDITS: (SWARM, AVERAGING, *ARITHMETIC),
-    BANDWIDTH: (RUN, SWARM, AVERAGING, HUB),
-    SPARSE: (RUN, GRADIENTS, ADMISSION, SWARM, AVERAGING, STATE, SWARM_OPTIMIZER, *ARITHMETIC),
-    STREAMING: (RUN, HUB),
-    TASK: (RUN, PUBLISHABLE, STATE, METRICS, CARD, STREAMING, MEMORY, CODES, *LIBRARIES),
-    LANGUAGE: (RUN, PUBLISHABLE, STATE, METRICS, CARD, STREAMING, MEMORY, HUB, *BLOCKS),
-    PEER: (
-        *(RUN, ADMISSION, OPTIMIZERS, GRADIENTS, SWARM, AVERAGING, STATE, SWARM_OPTIMIZER),
-        *(DEVICES, THREADS, f"{HUB}.processes"),
-    ),
-    JOINING: ("pipelines.training", ADMISSION, SWARM, ALL_RECORDS),
-    AUXILIARY: (
-        *(SERVERS, SIGNING, ALL_RECORDS, PUBLISHABLE),
-        *(
-            RUN,
-            PEER,
-            ADMISSION,
-            OPTIMIZERS,
-            REPOSITORY,
-            SWARM,
-            METRICS,
-            CARD,
-            STATE,
-            LEDGER,
-            SWARM_OPTIMIZER,
-            TIME,
-            HUB,
-        ),
-    ),
-    TASKS: (RUN, PUBLISHABLE, GRADIENTS),
-    "pipelines.data_preparation": (CODES, DEVICES, HUB),
-    "pipelines.clip": (CODES, PROGRESS, HUB),
-    "pipelines.generation": ("pipelines.clip", CODES, MEMORY, PROGRESS, DEVICES, THREADS, *LIBRARIES),
-    "pipelines.evaluation": (
-        "pipelines.generation",
-        "pipelines.clip",
-        MEMORY,
-        REPOSITORY,
-        METRICS,
-        RUN,
-        TASKS,
-        TASK,
-        CODES,
-        PROGRESS,
-        *LIBRARIES,
-    ),
-    "pipelines.finetuning": (RUN, TASK, CODES, MEMORY, *LIBRARIES),
-    "pipelines.conversion": (CODES, MODEL, f"{HUB}.printing"),
-    "pipelines.doctor": ("pipelines.training", SERVERS, BANDWIDTH, ADMISSION, SWARM, MEMORY, CODES, *LIBRARIES),
-    "pipelines.serving": (
-        *("pipelines.training", "pipelines.generation", "pipelines.doctor"),
-        *(SERVERS, ALL_RECORDS, ADMISSION, SWARM, DEVICES, PROGRESS, CODES, *LIBRARIES),
-    ),
-    "pipelines.pages.dashboard.swarm": (
-        *("pipelines.training", "pipelines.pages.line_program", SERVERS, ALL_RECORDS, ADMISSION, SWARM, HUB),
-    ),
-    "pipelines.pages.dashboard": ("pipelines.training", f"{SERVERS}.layers", "pipelines.pages.text", HUB),
-    "pipelines.pages.dataset": ("pipelines.data_preparation", "pipelines.pages.text", CODES, HUB),
-    "pipelines.pages.drawing.volunteers": (
-        *("pipelines.serving.draw", "pipelines.generation", f"{PEER}.process_group", "pipelines.pages.line_program"),
-        *LIBRARIES,
-    ),
-    "pipelines.pages.drawing": (
-        *("pipelines.generation", "pipelines.serving.draw.requests"),
-        *(MODEL, DEVICES, CODES, HUB),
-    ),
-    "pipelines.pages.joining": ("pipelines.training", "pipelines.doctor", SWARM, HUB),
-    "pipelines.pages": (f"{HUB}.printing", f"{HUB}.processes"),
-    "pipelines.pages.memory_calculator": (MEMORY, *LIBRARIES),
-    "pipelines.demo.scenes": ("pipelines.evaluation", CODES, HUB),
-    "pipelines.demo.language": ("pipelines.demo", "pipelines.training", HUB),
-    "pipelines.demo": (
-        *("pipelines.data_preparation", "pipelines.generation", "pipelines.training"),
-        *(PROCESSES, CODES, *LIBRARIES),
-    ),
-    "pipelines.chaos.faults": ("pipelines.chaos.attacks", PROCESSES, AVERAGING, SWARM_OPTIMIZER),
-    "pipelines.chaos": (
-        AUDITS,
-        "pipelines.demo",
-        "pipelines.data_preparation",
-        "pipelines.training",
-        "pipelines.serving",
-        "pipelines.generation",
-        ADMISSION,
-        JOINING,
-        SWARM,
-        PROCESSES,
-        CODES,
-        *LIBRARIES,
-    ),
-    "pipelines.command_line": ("pipelines", *LIBRARIES),
     "spaces": ("pipelines", *LIBRARIES),
+    **{
+        f"pipelines.{room}": tuple(name if name in OURS else f"pipelines.{name}" for name in names.split())
+        for room, names in ROOMS.items()
+    },
 }
 """Which folders a folder may import besides itself and what lies in it."""
 
 MOST_MODULES = 12
 """Modules in a folder besides `__init__`; the model's files travel flat and are excepted."""
 
-MOST_FLOORS = 9
-"""Folders of `training` that stand on each other."""
+MOST_FLOORS = 7
+"""Rooms of the core that stand on each other."""
 
 PRICED = {
-    "open_clip": ("pipelines/clip/clip_reranking.py",),
-    "bitsandbytes": ("pipelines/training/optimizers/block_statistics.py",),
-    "peft": ("pipelines/finetuning/finetuning.py",),
-    "torch_fidelity": ("pipelines/evaluation/",),
-    "torchmetrics": ("pipelines/evaluation/",),
-    "seqeval": ("pipelines/evaluation/",),
+    "open_clip": ("pipelines/tasks/text_to_image/clip/clip_reranking.py",),
+    "bitsandbytes": ("pipelines/core/optimizers/block_statistics.py",),
+    "peft": ("pipelines/tasks/text_to_image/finetuning/finetuning.py",),
+    "torch_fidelity": ("pipelines/features/evaluation/",),
+    "torchmetrics": ("pipelines/features/evaluation/",),
+    "seqeval": ("pipelines/tasks/language_modeling/evaluation/labelled_samples.py",),
     "accelerate": (
-        "pipelines/training/gradients/device_group.py",
-        "pipelines/finetuning/finetuning.py",
-        "pipelines/training/metrics/trackers.py",
+        "pipelines/core/gradients/device_group.py",
+        "pipelines/tasks/text_to_image/finetuning/finetuning.py",
+        "pipelines/features/publishing/metrics/trackers.py",
     ),
     "hivemind": (
-        "pipelines/swarm/",
+        "pipelines/core/swarm/",
         "pipelines/features/servers/",
-        "pipelines/admission/",
+        "pipelines/core/admission/",
         "pipelines/features/audits/",
         "pipelines/features/bandwidth/",
         "pipelines/features/sparse/",
-        "pipelines/training/averaging/",
-        "pipelines/training/state/anchors.py",
-        "pipelines/training/state/exchange.py",
-        "pipelines/training/swarm_optimizer/",
-        "pipelines/chaos/faults/hostile_peers.py",
-        "pipelines/chaos/attacks/",
+        "pipelines/core/averaging/",
+        "pipelines/core/state/anchors.py",
+        "pipelines/core/state/exchange.py",
+        "pipelines/core/epoch/",
+        "pipelines/tools/chaos/faults/hostile_peers.py",
+        "pipelines/tools/chaos/attacks/",
+        "pipelines/tools/doctor/probing/probe.py",
     ),
     "gradio": ("spaces/",),
 }
@@ -234,7 +217,7 @@ def _name_imported_by_call(call: ast.Call) -> str | None:
 
 
 def part_of(name: str) -> str:
-    """Return the folder with a rule in which a dotted name lies, such as `pipelines.training.state`."""
+    """Return the folder with a rule in which a dotted name lies, such as `pipelines.core.state`."""
     parts = name.split(".")
     heads = [".".join(parts[:length]) for length in range(len(parts), 0, -1)]
     known = next((head for head in heads if head in MAY_IMPORT), None)
@@ -298,35 +281,32 @@ def test_every_place_where_a_library_may_be_imported_does_import_it():
 @pytest.mark.parametrize(
     ("file", "source", "message"),
     [
+        ("pipelines/core/run/a.py", "import pipelines.features.serving.b", "core.run may import"),
+        ("pipelines/core/run/a.py", "from ...features import b", "imports pipelines.features.b"),
+        ("pipelines/core/run/a.py", "from pipelines.core.state import b", "imports pipelines.core.state.b"),
+        ("pipelines/core/a.py", "import os\nimport pipelines.core.run", "pipelines.core has no rule"),
+        ("pipelines/core/state/a.py", "from pipelines.tasks.text_to_image import b", "may import"),
+        ("pipelines/core/averaging/reduce/a.py", "from pipelines.core.averaging import runner", "may import"),
         (
-            "pipelines/training/run/a.py",
-            "import pipelines.generation.b",
-            "training.run may import pipelines.",
+            "pipelines/core/swarm/a.py",
+            "def f():\n    from pipelines.tools.demo import b",
+            ":2: imports pipelines.tools",
         ),
-        ("pipelines/training/run/a.py", "from ...generation import b", "imports pipelines.generation.b"),
-        ("pipelines/training/run/a.py", "from pipelines.training.state import b", "imports pipelines.training.state.b"),
-        ("pipelines/training/a.py", "import os\nimport pipelines.training.run", "pipelines.training has no rule"),
-        ("pipelines/training/state/a.py", "from pipelines.training.tasks.text_to_image import b", "may import"),
-        ("pipelines/training/averaging/reduce/a.py", "from pipelines.training.averaging import runner", "may import"),
-        ("pipelines/swarm/a.py", "def f():\n    from pipelines.demo import b", ":2: imports pipelines.demo.b"),
+        ("pipelines/features/ledger/a.py", "from pipelines.features.serving import b", "features.ledger may import"),
+        ("pipelines/features/serving/a.py", "import pipelines.command_line.main", "features.serving may import"),
         ("hub_tools/local_hub/store/a.py", "from ..routes import b", "imports hub_tools.local_hub.routes.b"),
-        ("pipelines/generation/a.py", "from pipelines import data_preparation", "imports pipelines.data_preparation"),
-        ("pipelines/image_codes/a.py", "from pipelines.clip import b", "may import hub_tools"),
-        ("pipelines/demo/a.py", "import pipelines.command_line.main", "pipelines.demo may import"),
-        ("pipelines/novelty/a.py", "import pipelines.training.b", "pipelines.novelty has no rule"),
-        ("hub_tools/local_hub/a.py", "from pipelines.image_codes import b", "may import none of ours"),
+        ("pipelines/tasks/text_to_image/image_codes/a.py", "from pipelines.tools import demo", "may import hub_tools"),
+        ("pipelines/tools/demo/a.py", "import pipelines.command_line.main", "tools.demo may import"),
+        ("pipelines/novelty/a.py", "import pipelines.core.b", "pipelines.novelty has no rule"),
+        ("hub_tools/local_hub/a.py", "from pipelines.core.run import b", "may import none of ours"),
         ("hub_tools/a.py", "import torch", "hub_tools works without it"),
         ("modeling_dalle_collab/a.py", "import pipelines", "may import none of ours"),
         ("modeling_dalle_collab/a.py", "import einops", "travels with torch and transformers alone"),
-        ("pipelines/swarm/a.py", "import spaces.landing_page", "imports spaces.landing_page"),
-        ("pipelines/clip/clip_training.py", "import open_clip", "clip_reranking.py may"),
-        ("pipelines/training/averaging/averager.py", "import bitsandbytes", "block_statistics.py may"),
-        ("pipelines/generation/a.py", "import hivemind.utils", "pipelines/training/swarm_optimizer/, "),
-        (
-            "pipelines/training/run/training_run.py",
-            "import importlib\nimportlib.import_module('hivemind')",
-            ":2: imports",
-        ),
+        ("pipelines/core/swarm/a.py", "import spaces.landing_page", "imports spaces.landing_page"),
+        ("pipelines/tasks/text_to_image/clip/clip_training.py", "import open_clip", "clip_reranking.py may"),
+        ("pipelines/core/averaging/averager.py", "import bitsandbytes", "block_statistics.py may"),
+        ("pipelines/features/serving/a.py", "import hivemind.utils", "pipelines/core/epoch/, "),
+        ("pipelines/core/run/b.py", "import importlib\nimportlib.import_module('hivemind')", ":2: imports"),
         ("pipelines/command_line/a.py", "import gradio as gr", "only spaces/ may"),
     ],
 )
@@ -342,11 +322,11 @@ def test_a_forbidden_import_is_named_with_its_file_and_line(tmp_path, file, sour
     ("file", "source"),
     [
         (
-            "pipelines/training/state/a.py",
-            "from pipelines.training.averaging.reduce import b\nfrom pipelines.training.state.c import d\nimport os",
+            "pipelines/core/peer/a.py",
+            "from pipelines.core.run import b\nfrom pipelines.core.peer.c import d\nimport os",
         ),
         ("hub_tools/local_hub/a.py", "from .b import c\nfrom ..endpoint import d\nfrom . import e"),
-        ("spaces/some_space/app.py", "import gradio\nfrom pipelines.generation import b\nimport hub_tools.endpoint"),
+        ("spaces/a/app.py", "import gradio\nfrom pipelines.features.serving import b\nimport hub_tools.endpoint"),
         ("modeling_dalle_collab/__init__.py", "import math\nimport torch\nfrom .b import c"),
     ],
 )
@@ -354,21 +334,6 @@ def test_an_import_in_the_right_direction_is_fine(tmp_path, file, source):
     (tmp_path / file).parent.mkdir(parents=True)
     (tmp_path / file).write_text(source + "\n")
     assert violations(tmp_path) == []
-
-
-CORE = (ADMISSION, SWARM, RUN, GRADIENTS, OPTIMIZERS, AVERAGING, STATE, SWARM_OPTIMIZER, PEER)
-FEATURES = "pipelines.features"
-
-
-def test_the_core_may_import_no_feature():
-    rules = {part: allowed for part, allowed in MAY_IMPORT.items() if is_inside(part, CORE)}
-    assert {part for part, allowed in rules.items() if any(is_inside(name, (FEATURES,)) for name in allowed)} == set()
-
-
-def test_the_core_names_the_features_that_it_would_use_in_one_place():
-    files = [file for part in CORE for file in (ROOT / part.replace(".", "/")).rglob("*.py")]
-    named = [file for file in files if FEATURES in file.read_text(encoding="utf-8")]
-    assert named == [ROOT / "pipelines/training/swarm_optimizer/reduction.py"]
 
 
 def test_spaces_is_no_package():
@@ -379,7 +344,6 @@ def test_no_folder_is_too_large_to_be_taken_in_at_a_glance():
     folders = {path.parent for path in first_party_files(ROOT)} - {ROOT / "modeling_dalle_collab"}
     sizes = {folder: len({path.name for path in folder.glob("*.py")} - {"__init__.py"}) for folder in folders}
     assert {str(folder): size for folder, size in sizes.items() if size > MOST_MODULES} == {}
-    assert [path.name for path in (ROOT / "pipelines" / "training").glob("*.py")] == ["__init__.py"]
 
 
 def test_every_folder_says_what_it_is_for():
@@ -387,22 +351,40 @@ def test_every_folder_says_what_it_is_for():
     assert [path for path in inits if not ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))] == []
 
 
-def rooms_above(root: Path, house: str) -> dict[str, set[str]]:
-    """Return which rooms of a folder each of its rooms imports."""
-    files = sorted((root / house.replace(".", "/")).rglob("*.py"))
+def ring_of(room: str) -> int:
+    return RINGS.get(room.partition(".")[0], max(RINGS.values()) + 1)
+
+
+def test_no_ring_imports_a_higher_one_but_where_the_list_says_so():
+    """What a room may import is what it does import, so that the table shows every crossing."""
+    crossings = {
+        (room, name)
+        for room, names in ROOMS.items()
+        for name in names.split()
+        if name not in OURS and ring_of(room) < ring_of(name)
+    }
+    assert not crossings
+
+
+def test_every_room_exists_and_imports_what_its_rule_names():
     found: dict[str, set[str]] = {}
-    for path in files:
-        room = path.relative_to(root / house.replace(".", "/")).parts[0]
-        for _, name in imported_names(path, root):
-            if name.startswith(f"{house}.") and (other := name.split(".")[2]) != room:
-                found.setdefault(room, set()).add(other)
-    return found
+    for path in sorted((ROOT / "pipelines").rglob("*.py")):
+        room = part_of(".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"))
+        found.setdefault(room, set()).update(name for _, name in imported_names(path, ROOT))
+    unused = {
+        (room, allowed)
+        for room in MAY_IMPORT
+        if room.startswith("pipelines.") and ring_of(room.partition(".")[2]) in RINGS.values()
+        for allowed in MAY_IMPORT[room]
+        if not any(is_inside(name, (allowed,)) for name in found.get(room, ()))
+    }
+    assert unused == set(), "take them out of ROOMS"
 
 
-def num_floors(arrows: dict[str, set[str]], room: str) -> int:
-    return 1 + max((num_floors(arrows, other) for other in arrows.get(room, ())), default=0)
+def num_floors(room: str) -> int:
+    others = [name for name in ROOMS[room].split() if name.startswith("core.")]
+    return 1 + max(map(num_floors, others), default=0)
 
 
-def test_training_stands_on_few_floors():
-    arrows = rooms_above(ROOT, "pipelines.training")
-    assert max(num_floors(arrows, room) for room in arrows) <= MOST_FLOORS
+def test_the_core_stands_on_few_floors():
+    assert max(num_floors(room) for room in ROOMS if room.startswith("core.")) <= MOST_FLOORS

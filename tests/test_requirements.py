@@ -7,7 +7,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from pipelines.admission.space import REQUIREMENTS
+from pipelines.features.admission_service.space import REQUIREMENTS
 
 ROOT = Path(__file__).parents[1]
 REPEATED = {

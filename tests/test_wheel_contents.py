@@ -56,8 +56,10 @@ def test_every_module_of_the_packages_is_in_it(wheel_files):
 
 
 def test_the_demos_models_are_in_it(wheel_files):
-    models = {name for name in project_files() if name.startswith("pipelines/demo/pretrained/") and name.count("/") > 3}
-    assert {PurePosixPath(name).parts[3] for name in models} == {"codec", "clip"}
+    models = {
+        name for name in project_files() if name.startswith("pipelines/tools/demo/pretrained/") and name.count("/") > 4
+    }
+    assert {PurePosixPath(name).parts[4] for name in models} == {"codec", "clip"}
     assert models - wheel_files == set()
 
 

@@ -8,8 +8,9 @@ import typer
 
 from hub_tools.counted import counted
 from hub_tools.printing.consoles import open_console
-from pipelines.chaos.attacks.table import ATTACKS
-from pipelines.chaos.faults.fault_script import (
+from pipelines.command_line.terminal.setting_options import parse_settings, refuse_given
+from pipelines.tools.chaos.attacks.table import ATTACKS
+from pipelines.tools.chaos.faults.fault_script import (
     ServingFault,
     attack_in_the_middle,
     draw_faults,
@@ -17,10 +18,9 @@ from pipelines.chaos.faults.fault_script import (
     script_text,
     serving_faults_in_turn,
 )
-from pipelines.command_line.terminal.setting_options import parse_settings, refuse_given
 
 if TYPE_CHECKING:
-    from pipelines.chaos.chaos_report import ChaosReport
+    from pipelines.tools.chaos.chaos_report import ChaosReport
 
 NAMES, SERVING_NAMES = ", ".join(ATTACKS), ", ".join(ServingFault)
 SHARE_FOR_REFERENCE = 0.25
@@ -96,9 +96,9 @@ def chaos(
             typer.echo(line)
         return
 
-    from pipelines.chaos.chaos_run import ChaosPlan, run_chaos
-    from pipelines.chaos.chaos_swarm import SwarmPlan
-    from pipelines.chaos.ending import ends_on_signals
+    from pipelines.tools.chaos.chaos_run import ChaosPlan, run_chaos
+    from pipelines.tools.chaos.chaos_swarm import SwarmPlan
+    from pipelines.tools.chaos.ending import ends_on_signals
 
     console = open_console(stderr=True)
     plan = ChaosPlan(

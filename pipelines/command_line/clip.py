@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
-    from pipelines.clip.clip_training import ClipTrainingReport
-    from pipelines.data_preparation.filtering import FilterPolicy
+    from pipelines.tasks.text_to_image.clip.clip_training import ClipTrainingReport
+    from pipelines.tasks.text_to_image.data_preparation.filtering import FilterPolicy
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 
@@ -61,9 +61,9 @@ def train(
         refuse_given(context, "it has no effect without --codec CODEC", "code_corruption")
     import torch
 
-    from pipelines.clip.clip_training import ClipTrainingConfig, train_clip
-    from pipelines.image_codes.codec_code import open_codec
-    from pipelines.stage_progress import stage_progress
+    from hub_tools.printing.stage_progress import stage_progress
+    from pipelines.tasks.text_to_image.clip.clip_training import ClipTrainingConfig, train_clip
+    from pipelines.tasks.text_to_image.image_codes.codec_code import open_codec
 
     config = ClipTrainingConfig(
         image_size=image_size,
@@ -106,7 +106,7 @@ def rank(
     """
     import torch
 
-    from pipelines.clip.clip_reranking import ClipReranker
+    from pipelines.tasks.text_to_image.clip.clip_reranking import ClipReranker
 
     reranker = ClipReranker.from_pretrained(clip)
     scores = torch.cat([reranker.scores(caption, _read_picture(path)) for path in pictures])
@@ -144,10 +144,10 @@ def captioned_pictures(
 
     With the dataset's filter, which is `policy`, and its way to make squares the CLIP sees what the model sees.
     """
-    from pipelines.data_preparation.encoding import decode_picture
-    from pipelines.data_preparation.filtering import DropReason, FilterPolicy, drop_reason
-    from pipelines.data_preparation.sources.finding import find_sources
-    from pipelines.data_preparation.sources.sample import SourceDamage
+    from pipelines.tasks.text_to_image.data_preparation.encoding import decode_picture
+    from pipelines.tasks.text_to_image.data_preparation.filtering import DropReason, FilterPolicy, drop_reason
+    from pipelines.tasks.text_to_image.data_preparation.sources.finding import find_sources
+    from pipelines.tasks.text_to_image.data_preparation.sources.sample import SourceDamage
 
     by_name = "; if they are in names: --caption-from name, folder or path" if policy else ""
     policy = policy or FilterPolicy()
@@ -179,7 +179,7 @@ def _read_picture(path: Path) -> "torch.Tensor":
     import torch
     from PIL import Image
 
-    from pipelines.data_preparation.pictures.decoding import on_white
+    from pipelines.tasks.text_to_image.data_preparation.pictures.decoding import on_white
 
     try:
         with Image.open(path) as opened:

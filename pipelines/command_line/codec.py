@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
-    from pipelines.data_preparation.filtering import DropReason
-    from pipelines.image_codes.vqgan_codec import VQGANCodec, VQGANConfig
+    from pipelines.tasks.text_to_image.data_preparation.filtering import DropReason
+    from pipelines.tasks.text_to_image.image_codes.vqgan_codec import VQGANCodec, VQGANConfig
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 
@@ -64,16 +64,16 @@ def train(
 
       dalle-collab codec train shards/*.tar --output my-codec --codebook-size 2048 --steps 5000
     """
-    from pipelines.data_preparation.sources.finding import find_sources
+    from pipelines.tasks.text_to_image.data_preparation.sources.finding import find_sources
 
     if steps is not None:
         refuse_given(context, "--steps says how long to train", "minutes")
     find_sources(pictures)  # before torch is imported, so that a mistyped path is reported at once
     import torch
 
-    from pipelines.image_codes.codec_code import open_codec
-    from pipelines.image_codes.codec_training import CodecTrainingOptions
-    from pipelines.image_codes.vqgan_codec import VQGANCodec
+    from pipelines.tasks.text_to_image.image_codes.codec_code import open_codec
+    from pipelines.tasks.text_to_image.image_codes.codec_training import CodecTrainingOptions
+    from pipelines.tasks.text_to_image.image_codes.vqgan_codec import VQGANCodec
 
     options = CodecTrainingOptions(
         num_steps=steps,
@@ -129,8 +129,8 @@ def show(
     """
     import torch
 
-    from pipelines.image_codes.codec_code import open_codec
-    from pipelines.image_codes.picture_grid import picture_grid
+    from pipelines.tasks.text_to_image.image_codes.codec_code import open_codec
+    from pipelines.tasks.text_to_image.image_codes.picture_grid import picture_grid
 
     loaded = open_codec(codec)
     drawn = read_pictures(pictures, loaded.config.image_size, max_pictures, num_kept=num_pictures, seed=seed)
@@ -176,11 +176,11 @@ def convert(
     if not checkpoint.is_file():  # before torch is imported
         raise ValueError(f"There is no file {checkpoint}. Download the checkpoint first.")
     if description:
-        from pipelines.image_codes.checkpoints.taming_checkpoint import read_taming_codec
+        from pipelines.tasks.text_to_image.image_codes.checkpoints.taming_checkpoint import read_taming_codec
 
         codec = read_taming_codec(checkpoint, description)
     else:
-        from pipelines.image_codes.checkpoints.llamagen_checkpoint import read_llamagen_codec
+        from pipelines.tasks.text_to_image.image_codes.checkpoints.llamagen_checkpoint import read_llamagen_codec
 
         codec = read_llamagen_codec(checkpoint, DEFAULT_IMAGE_SIZE if image_size is None else image_size)
     codec.save_pretrained(output)
@@ -196,7 +196,7 @@ def small_codec_config(image_size: int, grid: int, codebook_size: int, channels:
 
     ValueError if the picture cannot be cut into grid x grid equal patches.
     """
-    from pipelines.image_codes.vqgan_config import VQGANConfig
+    from pipelines.tasks.text_to_image.image_codes.vqgan_config import VQGANConfig
 
     if grid < 1 or image_size % grid:
         raise ValueError(f"A side of {image_size} pixels cannot be cut into {grid} equal patches. Change --grid.")
@@ -232,7 +232,7 @@ def read_pictures(
     import numpy as np
     import torch
 
-    from pipelines.data_preparation.sources.finding import find_sources
+    from pipelines.tasks.text_to_image.data_preparation.sources.finding import find_sources
 
     sources = find_sources(paths)
     num_kept = max_pictures if num_kept is None else num_kept
@@ -271,7 +271,7 @@ def some_of(images: "torch.Tensor", seed: int) -> "torch.Tensor":
 
 
 def _undecoded_pictures(sources: list) -> Iterator[bytes]:
-    from pipelines.data_preparation.sources.sample import CaptionImage
+    from pipelines.tasks.text_to_image.data_preparation.sources.sample import CaptionImage
 
     for source in sources:
         for sample in source.samples():
@@ -281,8 +281,8 @@ def _undecoded_pictures(sources: list) -> Iterator[bytes]:
 
 def _decoded(image_bytes: bytes, image_size: int) -> "np.ndarray | DropReason":
     """A picture, or why it is none."""
-    from pipelines.data_preparation.encoding import decode_picture
-    from pipelines.data_preparation.filtering import DropReason, FilterPolicy
+    from pipelines.tasks.text_to_image.data_preparation.encoding import decode_picture
+    from pipelines.tasks.text_to_image.data_preparation.filtering import DropReason, FilterPolicy
 
     decoded = decode_picture(image_bytes, image_size, FilterPolicy())
     return decoded if isinstance(decoded, DropReason) else decoded[0]
@@ -291,7 +291,11 @@ def _decoded(image_bytes: bytes, image_size: int) -> "np.ndarray | DropReason":
 def _train_with_progress(codec: "VQGANCodec", images: "torch.Tensor", options: object, *, start_anew: bool) -> bool:
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
-    from pipelines.image_codes.codec_training import CodecTrainingProgress, random_batches, train_codec
+    from pipelines.tasks.text_to_image.image_codes.codec_training import (
+        CodecTrainingProgress,
+        random_batches,
+        train_codec,
+    )
 
     columns = (
         TextColumn("training"),

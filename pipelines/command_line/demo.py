@@ -50,7 +50,7 @@ def opened_demo() -> "Iterator[Console]":
 
 def loading(console: "Console") -> contextlib.AbstractContextManager[None]:
     """Say that libraries are being loaded: on a busy machine that takes a minute."""
-    from pipelines.demo.running.progress_lines import ProgressLines
+    from pipelines.tools.demo.running.progress_lines import ProgressLines
 
     return ProgressLines(console).doing("Loading libraries")
 
@@ -78,9 +78,9 @@ def run_demo(
     """
     with opened_demo() as console:
         with loading(console):
-            from pipelines.demo.running_spaces import look_around
-            from pipelines.demo.scenes_demo import run_scenes_demo
-            from pipelines.demo.summary import show_end
+            from pipelines.tools.demo.running_spaces import look_around
+            from pipelines.tools.demo.scenes_demo import run_scenes_demo
+            from pipelines.tools.demo.summary import show_end
 
         summary = run_scenes_demo(output, console, num_pictures=num_pictures, is_short=short, is_long=long)
         show_end(summary, output, "demo/scenes", console)
@@ -102,7 +102,7 @@ def run_language(output: ResumedOutputOption = Path("demo-language-output"), sho
     """
     with opened_demo() as console:
         with loading(console):
-            from pipelines.demo.language import language_demo
+            from pipelines.tools.demo.language import language_demo
 
         settings = language_demo.SHORT_SETTINGS if short else language_demo.RUN_SETTINGS
         language_demo.show_language_end(language_demo.run_language_demo(output, console, settings), output, console)
@@ -122,8 +122,8 @@ def text(
       dalle-collab demo text --output text
       dalle-collab demo text --output text --vocabulary-size 4096 --masks
     """
-    from pipelines.demo.language.text import TEXT_FOLDER, TOKENIZER_FOLDER, documents, write_text_dataset
-    from pipelines.demo.language.tokenizer import train_text_tokenizer
+    from pipelines.tools.demo.language.text import TEXT_FOLDER, TOKENIZER_FOLDER, documents, write_text_dataset
+    from pipelines.tools.demo.language.tokenizer import train_text_tokenizer
 
     train, validation = write_text_dataset(output / TEXT_FOLDER, documents())
     tokenizer = train_text_tokenizer(train, vocabulary_size, fills_masks=masks, sequence_length=sequence_length)
@@ -148,7 +148,7 @@ def judge_text(
     """
     import json
 
-    from pipelines.demo.language.language_judge import judge_language_run
+    from pipelines.tools.demo.language.language_judge import judge_language_run
 
     typer.echo(json.dumps(judge_language_run(repository)))
 
@@ -166,7 +166,7 @@ def spaces(
     """
     with opened_demo() as console:
         with loading(console):
-            from pipelines.demo.running_spaces import look_around
+            from pipelines.tools.demo.running_spaces import look_around
 
         look_around(output, console)
 
@@ -190,7 +190,7 @@ def scenes(
       dalle-collab demo scenes --output scenes
       dalle-collab demo scenes --output scenes --num-pictures 2000 --seed 1 --clean
     """
-    from pipelines.demo.scenes.scene_tars import SceneTarsConfig, write_scene_tars
+    from pipelines.tools.demo.scenes.scene_tars import SceneTarsConfig, write_scene_tars
 
     shares = {"dirt_shares": {}} if clean else {}
     config = SceneTarsConfig(num_pictures=num_pictures, seed=seed, pictures_per_tar=pictures_per_tar, **shares)
@@ -213,7 +213,7 @@ def captions(
       dalle-collab demo captions
       dalle-collab demo captions --num-captions 200 --num-pairs 100 > prompts.txt
     """
-    from pipelines.demo.scenes.caption_judge import held_out_scene_captions
+    from pipelines.tools.demo.scenes.caption_judge import held_out_scene_captions
 
     for caption in held_out_scene_captions(num_captions, num_pairs):
         typer.echo(caption)
@@ -233,8 +233,8 @@ def judge(
       dalle-collab demo judge picture.png
       dalle-collab demo judge *.png --caption "a small red star on the left of a blue background"
     """
-    from pipelines.demo.scenes.caption_judge import describe_scene, judge_caption, parse_scene_caption
-    from pipelines.demo.scenes.scene_judge import read_picture
+    from pipelines.tools.demo.scenes.caption_judge import describe_scene, judge_caption, parse_scene_caption
+    from pipelines.tools.demo.scenes.scene_judge import read_picture
 
     if caption is not None:
         parse_scene_caption(caption)  # a caption of something else is refused before any picture is read

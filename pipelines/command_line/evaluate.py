@@ -15,11 +15,11 @@ from pipelines.command_line.terminal.setting_options import refuse_given
 if TYPE_CHECKING:
     import torch
 
-    from pipelines.evaluation.language.labelled_source import LabelledSource
-    from pipelines.evaluation.opening import Reading, Subject
-    from pipelines.evaluation.report import EvaluationReport
-    from pipelines.generation.generation_options import GenerationOptions
-    from pipelines.training.run.training_run import TrainingRun
+    from pipelines.core.run.training_run import TrainingRun
+    from pipelines.features.evaluation.opening import Reading, Subject
+    from pipelines.features.evaluation.report import EvaluationReport
+    from pipelines.tasks.language_modeling.evaluation.labelled_source import LabelledSource
+    from pipelines.tasks.text_to_image.generation.generation_options import GenerationOptions
 
 
 SAMPLER = ("top_k", "top_p", "temperature", "guidance_scale")
@@ -98,11 +98,11 @@ def evaluate(
       dalle-collab evaluate my-org/bengali --token-classification unimelb-nlp/wikiann:bn
     """
     from modeling_dalle_collab.sampling_dalle_collab import SamplingOptions
-    from pipelines.demo.scenes.caption_judge import judge_caption
-    from pipelines.evaluation.features import CLIP
-    from pipelines.evaluation.opening import TEXT_TO_IMAGE, Reading, Subject, settings_of
-    from pipelines.generation.generation_options import GenerationOptions
-    from pipelines.torch_devices import torch_device
+    from pipelines.core.torch_devices import torch_device
+    from pipelines.features.evaluation.features import CLIP
+    from pipelines.features.evaluation.opening import TEXT_TO_IMAGE, Reading, Subject, settings_of
+    from pipelines.tasks.text_to_image.generation.generation_options import GenerationOptions
+    from pipelines.tools.demo.scenes.caption_judge import judge_caption
 
     reading = Reading(
         num_records=records, num_training_records=training_records, features=tuple(dict.fromkeys(features or (CLIP,))),
@@ -149,7 +149,7 @@ def _compared(
 def _labelled_sources(
     context: typer.Context, tokens: list[str] | None, sentences: list[str] | None
 ) -> "list[LabelledSource]":
-    from pipelines.evaluation.language.labelled_source import SENTENCES, TOKENS, LabelledSource
+    from pipelines.tasks.language_modeling.evaluation.labelled_source import SENTENCES, TOKENS, LabelledSource
 
     named = {TOKENS: tokens, SENTENCES: sentences}
     sources = [
@@ -172,8 +172,8 @@ def _evaluate_pictures(
     as_json: bool,
 ) -> None:
     """Measure one checkpoint or two."""
-    from pipelines.evaluation.opening import evaluate_pictures
-    from pipelines.stage_progress import stage_progress
+    from hub_tools.printing.stage_progress import stage_progress
+    from pipelines.features.evaluation.opening import evaluate_pictures
 
     read_originals = partial(_read_originals, originals, limit=reading.num_records)
     with stage_progress() as on_progress:
@@ -202,14 +202,14 @@ def _evaluate_language(
     as_json: bool,
 ) -> None:
     """Measure one checkpoint or two; `finetuning` are fields of `ClassifierOptions`."""
-    from pipelines.evaluation.language.finetuning import ClassifierOptions
-    from pipelines.evaluation.language.yardsticks import (
+    from hub_tools.printing.stage_progress import stage_progress
+    from pipelines.features.evaluation.report import report_of
+    from pipelines.tasks.language_modeling.evaluation.finetuning import ClassifierOptions
+    from pipelines.tasks.language_modeling.evaluation.yardsticks import (
         evaluate_language,
         open_language_checkpoint,
         open_language_yardsticks,
     )
-    from pipelines.evaluation.report import report_of
-    from pipelines.stage_progress import stage_progress
 
     tuning = ClassifierOptions(**finetuning)
     reports, place = [], subjects[0].place
@@ -228,8 +228,8 @@ def _evaluate_language(
 def _read_originals(paths: list[Path] | None, size: int, *, limit: int) -> "torch.Tensor | None":
     from collections import Counter
 
-    from pipelines.clip.clip_pictures import collect_pictures
     from pipelines.command_line.clip import captioned_pictures
+    from pipelines.tasks.text_to_image.clip.clip_pictures import collect_pictures
 
     if not paths:
         return None

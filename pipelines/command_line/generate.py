@@ -14,8 +14,8 @@ from pipelines.command_line.terminal import setting_options as shared
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from pipelines.generation.generation_options import GenerationOptions
-    from pipelines.generation.text_to_image import RankedImage
+    from pipelines.tasks.text_to_image.generation.generation_options import GenerationOptions
+    from pipelines.tasks.text_to_image.generation.text_to_image import RankedImage
 
 COMPLETED: dict[str, Any] = dict(rich_help_panel="A picture to complete")
 FILES: dict[str, Any] = dict(rich_help_panel="Output")
@@ -93,8 +93,8 @@ def generate(
         raise ValueError(f"--device is {device}, but with --blocks this machine's part is computed on the CPU.")
     shared.require_product(repository, revision, "pictures")
     from modeling_dalle_collab.sampling_dalle_collab import SamplingOptions
-    from pipelines.generation.generation_options import GenerationOptions
-    from pipelines.generation.picture_grid import require_picture_path
+    from pipelines.tasks.text_to_image.generation.generation_options import GenerationOptions
+    from pipelines.tasks.text_to_image.generation.picture_grid import require_picture_path
 
     require_picture_path(output)
     options = GenerationOptions(
@@ -123,7 +123,7 @@ def generate(
 
 
 def _read_picture(path: Path | None, rows: int | None) -> "Image | None":
-    from pipelines.generation.uploaded_picture import read_picture
+    from pipelines.tasks.text_to_image.generation.uploaded_picture import read_picture
 
     if path is None and rows is not None:
         raise ValueError("--rows says how much of a picture to keep, but none is given. Name it: --complete FILE")
@@ -143,11 +143,15 @@ def _draw(
     **parts: str | None,
 ) -> "list[list[RankedImage]]":
     """Draw here; `borrowed` are arguments of `model_across_blocks`, None: the layers are here, too."""
+    from hub_tools.printing.stage_progress import stage_progress
     from pipelines.command_line.serving.across_blocks import look_at_pictures, model_across_blocks
-    from pipelines.generation.image_generation import TextToImage, load_ranking_parts, load_text_to_image
-    from pipelines.generation.text_to_image import encode_upper_part, generate_images_for_prompts
-    from pipelines.stage_progress import stage_progress
-    from pipelines.torch_devices import torch_device
+    from pipelines.core.torch_devices import torch_device
+    from pipelines.tasks.text_to_image.generation.image_generation import (
+        TextToImage,
+        load_ranking_parts,
+        load_text_to_image,
+    )
+    from pipelines.tasks.text_to_image.generation.text_to_image import encode_upper_part, generate_images_for_prompts
 
     with contextlib.ExitStack() as stack:
         if borrowed is None:
@@ -164,8 +168,8 @@ def _draw(
 
 
 def _save_grid(prompts: list[str], drawn: "Sequence[Sequence[RankedImage]]", output: Path, *, is_mosaic: bool) -> None:
-    from pipelines.generation.picture_grid import draw_picture_grid, save_picture
-    from pipelines.generation.picture_mosaic import draw_picture_mosaic
+    from pipelines.tasks.text_to_image.generation.picture_grid import draw_picture_grid, save_picture
+    from pipelines.tasks.text_to_image.generation.picture_mosaic import draw_picture_mosaic
 
     draw = draw_picture_mosaic if is_mosaic else draw_picture_grid
     save_picture(draw(list(zip(prompts, drawn, strict=True))), output)

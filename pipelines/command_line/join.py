@@ -95,8 +95,8 @@ def join(
     from pipelines.command_line.terminal.peer_events import EventFile
     from pipelines.command_line.terminal.setting_options import number_or_auto
     from pipelines.command_line.terminal.training_peer import run_training_peer
-    from pipelines.swarm.network_options import NetworkOptions
-    from pipelines.training.run.compute_options import ComputeOptions
+    from pipelines.core.run.compute_options import ComputeOptions
+    from pipelines.core.swarm.network_options import NetworkOptions
 
     network = NetworkOptions(
         host_addresses=tuple(host or NetworkOptions.host_addresses),

@@ -68,7 +68,7 @@ def serve(
     """
     from pipelines.command_line.serving.model_server import run_server
     from pipelines.command_line.terminal.peer_events import EventFile
-    from pipelines.swarm.network_options import NetworkOptions
+    from pipelines.core.swarm.network_options import NetworkOptions
 
     network = NetworkOptions(
         host_addresses=tuple(host or NetworkOptions.host_addresses),

@@ -8,22 +8,22 @@ import shutil
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 
-from pipelines.all_records import ALL_RECORDS
-from pipelines.swarm.network_options import NetworkOptions
-from pipelines.swarm.node import open_dht, visible_addresses
-from pipelines.swarm.records import SwarmRecords
-from pipelines.training.optimizers.choice import optimizer_parts
-from pipelines.training.optimizers.own import own_optimizer_parts
-from pipelines.training.peer.entering import admitted
-from pipelines.training.peer.handing_over import hand_over
-from pipelines.training.run.training_run import TrainingRun
-from pipelines.training.swarm_optimizer.assembly import make_optimizer
-from pipelines.training.swarm_optimizer.hivemind_options import reply_seconds
-from pipelines.training.swarm_optimizer.optimizer import SwarmOptimizer
+from pipelines.core.epoch.assembly import make_optimizer
+from pipelines.core.epoch.hivemind_options import reply_seconds
+from pipelines.core.epoch.optimizer import SwarmOptimizer
+from pipelines.core.optimizers.choice import optimizer_parts
+from pipelines.core.optimizers.own import own_optimizer_parts
+from pipelines.core.peer.entering import admitted
+from pipelines.core.peer.handing_over import hand_over
+from pipelines.core.run.training_run import TrainingRun
+from pipelines.core.swarm.network_options import NetworkOptions
+from pipelines.core.swarm.node import open_dht, visible_addresses
+from pipelines.core.swarm.records import SwarmRecords
+from pipelines.features.all_records import ALL_RECORDS
 
 logger = logging.getLogger(__name__)
 
@@ -166,7 +166,7 @@ def collaborate(
             swarm.load_state_from_peers()
         swarm.share_state()
         with _ended_by_ctrl_c():  # said before leaving, which takes seconds
-            yield Collaboration(swarm, stepping["params"], visible_addresses(dht), samples_per_step)
+            yield Collaboration(swarm, cast(Any, stepping["params"]), visible_addresses(dht), samples_per_step)
             swarm.wait_for_updates()
             if swarm.is_over:
                 hand_over(swarm, records, threading.Event(), settles=True)
@@ -220,7 +220,7 @@ def check_shared_memory(model: torch.nn.Module, free: int) -> None:
 
 def _check_memory(parameters: Mapping[str, torch.nn.Parameter]) -> None:
     """Refuse two parameters of one memory: each would be averaged and stepped by itself, and the last one be kept."""
-    first: dict[tuple[int, int], str] = {}
+    first: dict[tuple[int, Any], str] = {}
     for name, parameter in parameters.items():
         place = parameter.untyped_storage().data_ptr(), parameter.storage_offset()
         if parameter.numel() and first.setdefault(place, name) != name:

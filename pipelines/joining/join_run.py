@@ -10,18 +10,18 @@ import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from pipelines.all_records import ALL_RECORDS
-from pipelines.swarm.network_options import NetworkOptions
-from pipelines.training.ledger.leases.leasing import open_lease
-from pipelines.training.peer.entering import Membership, PeerParts, enter_run, hub_username, with_devices
-from pipelines.training.peer.training_peer import RunFinishedError, finished_message
-from pipelines.training.publishing.publishable_task import OpenTask
-from pipelines.training.repository.generation_watch import GenerationWatch, watching_generation
-from pipelines.training.repository.key_list import TrustedKeys
-from pipelines.training.repository.run_bucket import newest_checkpoint
-from pipelines.training.repository.snapshot import RunSnapshot, signed_epoch
-from pipelines.training.run.compute_options import ComputeOptions
-from pipelines.training.run.training_run import TrainingRun
+from pipelines.core.peer.entering import Membership, PeerParts, enter_run, hub_username, with_devices
+from pipelines.core.peer.training_peer import RunFinishedError, finished_message
+from pipelines.core.run.compute_options import ComputeOptions
+from pipelines.core.run.training_run import TrainingRun
+from pipelines.core.swarm.network_options import NetworkOptions
+from pipelines.features.all_records import ALL_RECORDS
+from pipelines.features.ledger.leases.leasing import open_lease
+from pipelines.features.publishing.publishable_task import OpenTask
+from pipelines.features.publishing.repository.generation_watch import GenerationWatch, watching_generation
+from pipelines.features.publishing.repository.key_list import TrustedKeys
+from pipelines.features.publishing.repository.run_bucket import newest_checkpoint
+from pipelines.features.publishing.repository.snapshot import RunSnapshot, signed_epoch
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ def join_run(
             f"{repository} has no entry address yet. Its organiser starts the auxiliary peer, which announces one: "
             f"dalle-collab run assist {repository}"
         )
-    task = open_task(run, str(snapshot.download_signed()))
+    task = open_task(run, str(snapshot.download_signed()), None)
     task.check()
     compute = with_devices(compute)
     parts.hear("checking", run=run)

@@ -12,13 +12,13 @@ from huggingface_hub import get_token
 import pipelines.command_line.volunteer  # noqa: F401 - the program that is started, so it has to be bundled
 from hub_tools.endpoint import prepare_hub_client
 from hub_tools.one_line_errors import explain_error
-from pipelines.pages.joining import join_view
-from pipelines.pages.joining.join_session import JoinSession
-from pipelines.pages.joining.join_settings import JoinSettings, hosts_from
-from pipelines.pages.joining.permissions import access_of, is_on_hub
-from pipelines.pages.joining.presentation import STYLE, checks_html, contribution_html, notice_html, state_html
-from pipelines.pages.own_pages import own_pages_only
-from pipelines.pages.page_style import PAGE_STYLE
+from pipelines.tools.pages.joining import join_view
+from pipelines.tools.pages.joining.join_session import JoinSession
+from pipelines.tools.pages.joining.join_settings import JoinSettings, hosts_from
+from pipelines.tools.pages.joining.permissions import access_of, is_on_hub
+from pipelines.tools.pages.joining.presentation import STYLE, checks_html, contribution_html, notice_html, state_html
+from pipelines.tools.pages.own_pages import own_pages_only
+from pipelines.tools.pages.page_style import PAGE_STYLE
 
 INTRODUCTION = """# Contribute this machine to a training run
 Many machines train one model together. This one computes gradients for as long as you like; the others

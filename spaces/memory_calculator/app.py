@@ -6,14 +6,14 @@ import gradio as gr
 
 from hub_tools.endpoint import prepare_hub_client
 from hub_tools.one_line_errors import explain_error
-from pipelines.memory_estimate.model_presets import MODEL_PRESETS
-from pipelines.memory_estimate.models.precision import PRECISIONS
-from pipelines.memory_estimate.settings import OPTIMIZER_BITS, OPTIMIZERS, RECOMPUTE_CHOICES
-from pipelines.pages.memory_calculator.calculator import CalculatorAnswer, CalculatorInput, answer, find_for
-from pipelines.pages.memory_calculator.fitting import MACHINES
-from pipelines.pages.memory_calculator.presentation import STYLE
-from pipelines.pages.own_pages import own_pages_only
-from pipelines.pages.page_style import PAGE_STYLE
+from pipelines.features.memory_estimate.model_presets import MODEL_PRESETS
+from pipelines.features.memory_estimate.models.precision import PRECISIONS
+from pipelines.features.memory_estimate.settings import OPTIMIZER_BITS, OPTIMIZERS, RECOMPUTE_CHOICES
+from pipelines.tools.pages.memory_calculator.calculator import CalculatorAnswer, CalculatorInput, answer, find_for
+from pipelines.tools.pages.memory_calculator.fitting import MACHINES
+from pipelines.tools.pages.memory_calculator.presentation import STYLE
+from pipelines.tools.pages.own_pages import own_pages_only
+from pipelines.tools.pages.page_style import PAGE_STYLE
 
 INTRODUCTION = """# Training memory calculator
 What one training step needs, on each GPU and in RAM. The tensors of a step of the model are counted,
@@ -105,7 +105,7 @@ def _inputs() -> list[gr.components.Component]:
 
 def main() -> None:
     """Start the Space with the settings of the environment."""
-    import pipelines.memory_estimate.architectures  # noqa: F401  # the first model of the Hub then waits for no library
+    import pipelines.features.memory_estimate.architectures  # noqa: F401  # the first model of the Hub then waits for no library
 
     prepare_hub_client()
     interface = build_interface(os.environ.get("RUN", "ORG/RUN")).queue(max_size=64)

@@ -17,18 +17,18 @@ from PIL import Image, ImageOps
 from hub_tools.endpoint import prepare_hub_client
 from hub_tools.printing.marked_up import code
 from hub_tools.printing.printable import one_line
-from pipelines.generation.image_generation import load_ranking_parts, load_text_to_image
-from pipelines.generation.picture_grid import keep_picture
-from pipelines.generation.training_index import BUILD_COMMAND
-from pipelines.generation.uploaded_picture import read_picture
-from pipelines.pages.drawing.drawing_desk import DrawingDesk, Labelled, Shown, beside_results, with_words
-from pipelines.pages.drawing.drawing_request import NEWEST, DrawingRequest
-from pipelines.pages.drawing.page_look import CRISP, ON_DRAW, ON_END, ON_STOP, STYLE
-from pipelines.pages.drawing.published_checkpoints import PublishedCheckpoints
-from pipelines.pages.drawing.settings import DrawingSettings
-from pipelines.pages.drawing.volunteers.volunteers import Volunteers
-from pipelines.pages.own_pages import own_pages_only
-from pipelines.pages.page_style import PAGE_STYLE
+from pipelines.tasks.text_to_image.generation.image_generation import load_ranking_parts, load_text_to_image
+from pipelines.tasks.text_to_image.generation.picture_grid import keep_picture
+from pipelines.tasks.text_to_image.generation.training_index import BUILD_COMMAND
+from pipelines.tasks.text_to_image.generation.uploaded_picture import read_picture
+from pipelines.tools.pages.drawing.drawing_desk import DrawingDesk, Labelled, Shown, beside_results, with_words
+from pipelines.tools.pages.drawing.drawing_request import NEWEST, DrawingRequest
+from pipelines.tools.pages.drawing.page_look import CRISP, ON_DRAW, ON_END, ON_STOP, STYLE
+from pipelines.tools.pages.drawing.published_checkpoints import PublishedCheckpoints
+from pipelines.tools.pages.drawing.settings import DrawingSettings
+from pipelines.tools.pages.drawing.volunteers.volunteers import Volunteers
+from pipelines.tools.pages.own_pages import own_pages_only
+from pipelines.tools.pages.page_style import PAGE_STYLE
 
 GPU_SECONDS = 120
 SECONDS_PER_HOUR, SECONDS_PER_DAY = 3_600, 86_400

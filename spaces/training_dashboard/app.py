@@ -12,12 +12,12 @@ from fastapi.routing import APIRoute
 
 from hub_tools.endpoint import prepare_hub_client
 from hub_tools.printing.printable import one_line
-from pipelines.pages.dashboard.dashboard import Dashboard
-from pipelines.pages.dashboard.page_look import STYLE
-from pipelines.pages.dashboard.programs import SPANS
-from pipelines.pages.dashboard.settings import DashboardSettings
-from pipelines.pages.own_pages import own_pages_only
-from pipelines.pages.page_style import PAGE_STYLE
+from pipelines.tools.pages.dashboard.dashboard import Dashboard
+from pipelines.tools.pages.dashboard.page_look import STYLE
+from pipelines.tools.pages.dashboard.programs import SPANS
+from pipelines.tools.pages.dashboard.settings import DashboardSettings
+from pipelines.tools.pages.own_pages import own_pages_only
+from pipelines.tools.pages.page_style import PAGE_STYLE
 
 SECONDS_BETWEEN_LOOKS = 2.0
 SECONDS_BETWEEN_DRAWINGS = 15.0

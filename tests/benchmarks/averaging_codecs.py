@@ -26,9 +26,9 @@ from measurement import RESULTS, Row, write_results
 from simulated_runs import DEMO_PICTURES, Material, pictures
 from swarm_simulator import Cells, SimulatedSwarm, Vector, averaged
 
-from pipelines.training.averaging.wire.codec import Blockwise8BitCodec
-from pipelines.training.run.task import mean_loss
-from pipelines.training.run.training_run import TrainingRun
+from pipelines.core.averaging.wire.codec import Blockwise8BitCodec
+from pipelines.core.run.task import mean_loss
+from pipelines.core.run.training_run import TrainingRun
 
 NUM_PEERS, BATCH_SIZE = 2, 64
 NUM_EPOCHS, WARMUP_SHARE = 300, 15

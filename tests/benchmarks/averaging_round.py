@@ -15,9 +15,9 @@ from pathlib import Path
 import torch
 from peer_processes import run_peers
 
-from pipelines.chaos.chaos_processes import free_port
-from pipelines.chaos.faults.link_proxy import LinkLimits, LinkProxy, PortOwners
-from pipelines.training.averaging.averager import AveragingRound
+from pipelines.core.averaging.averager import AveragingRound
+from pipelines.tools.chaos.chaos_processes import free_port
+from pipelines.tools.chaos.faults.link_proxy import LinkLimits, LinkProxy, PortOwners
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,14 +64,14 @@ def run_rounds(settings: RoundSettings, limits: LinkLimits | None = None) -> lis
 
 def be_a_peer(number: int, folder: Path, address: str, announced: str, settings: RoundSettings) -> None:
     """Average random gradients with the others."""
+    from pipelines.core.averaging.division import Division
+    from pipelines.core.averaging.wire.codec import averaging_compression
+    from pipelines.core.epoch.assembly import LISTENER
+    from pipelines.core.epoch.gradient_averager import SwarmGradientAverager
+    from pipelines.core.run.training_run import TrainingRun
+    from pipelines.core.swarm.network_options import NetworkOptions
+    from pipelines.core.swarm.node import open_dht, visible_addresses
     from pipelines.features.bandwidth.measured_division import MeasuredDivision
-    from pipelines.swarm.network_options import NetworkOptions
-    from pipelines.swarm.node import open_dht, visible_addresses
-    from pipelines.training.averaging.division import Division
-    from pipelines.training.averaging.wire.codec import averaging_compression
-    from pipelines.training.run.training_run import TrainingRun
-    from pipelines.training.swarm_optimizer.assembly import LISTENER
-    from pipelines.training.swarm_optimizer.gradient_averager import SwarmGradientAverager
 
     torch.set_num_threads(1)
     run = TrainingRun(

@@ -18,16 +18,16 @@ import torch.nn.functional as F
 from measurement import Row, write_results
 from PIL import Image
 
-from pipelines.data_preparation import device_encoding
-from pipelines.data_preparation.device_encoding import encode_pixels, sub_batch_size
-from pipelines.data_preparation.encoding import decode_picture
-from pipelines.data_preparation.filtering import DropReason, FilterPolicy
-from pipelines.data_preparation.inspection.dataset_facts import collect_facts
-from pipelines.data_preparation.shard_writing import PreparationOptions, prepare_shards
-from pipelines.data_preparation.sources.finding import find_sources
-from pipelines.demo.scenes.scene_tars import SceneTarsConfig, write_scene_tars
-from pipelines.demo.shipped_models import PRETRAINED_CODEC
-from pipelines.image_codes.vqgan_codec import VQGANCodec, VQGANConfig
+from pipelines.tasks.text_to_image.data_preparation import device_encoding
+from pipelines.tasks.text_to_image.data_preparation.device_encoding import encode_pixels, sub_batch_size
+from pipelines.tasks.text_to_image.data_preparation.encoding import decode_picture
+from pipelines.tasks.text_to_image.data_preparation.filtering import DropReason, FilterPolicy
+from pipelines.tasks.text_to_image.data_preparation.inspection.dataset_facts import collect_facts
+from pipelines.tasks.text_to_image.data_preparation.shard_writing import PreparationOptions, prepare_shards
+from pipelines.tasks.text_to_image.data_preparation.sources.finding import find_sources
+from pipelines.tasks.text_to_image.image_codes.vqgan_codec import VQGANCodec, VQGANConfig
+from pipelines.tools.demo.scenes.scene_tars import SceneTarsConfig, write_scene_tars
+from pipelines.tools.demo.shipped_models import PRETRAINED_CODEC
 
 WEB_SIDE = 256
 """Pixels of a picture that img2dataset has resized."""

@@ -25,7 +25,7 @@ from torch.nn.attention.flex_attention import flex_attention
 from modeling_dalle_collab import DalleCollabConfig, DalleCollabForConditionalGeneration
 from modeling_dalle_collab.attention_dalle_collab import visible_blocks, visible_mask
 from modeling_dalle_collab.configuration_dalle_collab import ATTENTION_KINDS
-from pipelines.memory_estimate.models.dalle_collab_compute import training_flops
+from pipelines.features.memory_estimate.models.dalle_collab_compute import training_flops
 
 # Dense products in 16 bits with float32 sums, in TFLOP/s, from the vendor's data sheets; the first name that fits.
 PEAKS = {

@@ -31,7 +31,7 @@ from measurement import RESULTS, Row, write_results
 from simulated_runs import MATERIALS, Material
 from swarm_simulator import Averaging, Cells, DivergedError, SimulatedSwarm
 
-from pipelines.training.run.task import mean_loss
+from pipelines.core.run.task import mean_loss
 
 NUM_PEERS, BATCH_SIZE = 4, 16
 NUM_LOOKS = 5

@@ -16,7 +16,7 @@ from transformers import (
 )
 
 from modeling_dalle_collab import DalleCollabConfig, DalleCollabForConditionalGeneration
-from pipelines.memory_estimate.model_presets import ModelSizes
+from pipelines.features.memory_estimate.model_presets import ModelSizes
 
 NO_DROPOUT = dict.fromkeys(
     (

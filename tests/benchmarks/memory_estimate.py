@@ -14,9 +14,9 @@ from rich.console import Console
 from torch._subclasses import FakeTensorMode
 from transformers import masking_utils
 
-from pipelines.memory_estimate.estimate import estimate_training_memory
-from pipelines.memory_estimate.model_presets import DEFAULT_POSITIONS, MODEL_PRESETS, ModelSizes, figures_of
-from pipelines.memory_estimate.settings import MemorySettings, MemorySplit
+from pipelines.features.memory_estimate.estimate import estimate_training_memory
+from pipelines.features.memory_estimate.model_presets import DEFAULT_POSITIONS, MODEL_PRESETS, ModelSizes, figures_of
+from pipelines.features.memory_estimate.settings import MemorySettings, MemorySplit
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "memory_estimate.md"
 HEAD = "| model | settings | weights | gradients | activations: estimate | measured | all: estimate / measured |\n"

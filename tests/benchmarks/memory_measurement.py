@@ -7,7 +7,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from pipelines.memory_estimate.counted_step import TensorEvents
+from pipelines.features.memory_estimate.counted_step import TensorEvents
 
 
 def peak_of(seen: TensorEvents, without: frozenset[int] = frozenset()) -> int:

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from modeling_dalle_collab import DalleCollabConfig
-from pipelines.memory_estimate.models.dalle_collab_compute import inner_size, layer_weights, visible_codes
+from pipelines.features.memory_estimate.models.dalle_collab_compute import inner_size, layer_weights, visible_codes
 
 
 def last_reader(config: DalleCollabConfig, kind: str, place: int) -> int:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from modeling_dalle_collab import DalleCollabConfig, DalleCollabForConditionalGeneration
-from pipelines.conversion.dalle_pytorch_checkpoint import DallePytorchCheckpoint, build_model
+from pipelines.tasks.text_to_image.conversion.dalle_pytorch_checkpoint import DallePytorchCheckpoint, build_model
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "ancestor"))
 

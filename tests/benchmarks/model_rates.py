@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from measurement import Row, median_seconds
 
 from modeling_dalle_collab import DalleCollabConfig
-from pipelines.memory_estimate.models.dalle_collab_compute import layer_shapes, layer_weights
+from pipelines.features.memory_estimate.models.dalle_collab_compute import layer_shapes, layer_weights
 
 
 class MachineRates:

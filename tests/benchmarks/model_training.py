@@ -20,7 +20,7 @@ from model_rates import MachineRates
 
 from modeling_dalle_collab import DalleCollabConfig
 from modeling_dalle_collab.configuration_dalle_collab import RECOMPUTE_CHOICES
-from pipelines.memory_estimate.models.dalle_collab_compute import training_flops
+from pipelines.features.memory_estimate.models.dalle_collab_compute import training_flops
 
 # The peer's counterpart. Without reversible layers it adds up one stream instead of two: about the same work, but
 # another function, so its loss is another.
@@ -136,7 +136,9 @@ def _all_mebibytes(figures: list[StepFigures]) -> list[float]:
 def _in_own_process(plan: StepPlan) -> StepFigures | None:
     """Return what a new process measures; None where the memory of this machine is not enough."""
     context = multiprocessing.get_context("forkserver")  # its imports are paid once
-    context.set_forkserver_preload(["modeling_dalle_collab", "pipelines.conversion.dalle_pytorch_checkpoint"])
+    context.set_forkserver_preload(
+        ["modeling_dalle_collab", "pipelines.tasks.text_to_image.conversion.dalle_pytorch_checkpoint"]
+    )
     with ProcessPoolExecutor(1, mp_context=context) as pool:
         try:
             return pool.submit(measure_steps, plan).result()

@@ -44,9 +44,9 @@ def be_a_peer(number: int, folder: Path, model: dict[str, Any]) -> None:
     """Train on random batches; the first peer looks at its memory all the while."""
     from training_steps import peer_of_a_benchmark
 
-    from pipelines.memory_estimate.settings import MemorySettings
-    from pipelines.training.run.compute_options import ComputeOptions
-    from pipelines.training.run.training_run import TrainingRun
+    from pipelines.core.run.compute_options import ComputeOptions
+    from pipelines.core.run.training_run import TrainingRun
+    from pipelines.features.memory_estimate.settings import MemorySettings
 
     torch.set_num_threads(1)
     run = TrainingRun(

@@ -25,13 +25,13 @@ from colluding_attacks import (
 )
 from measurement import Row, write_results
 
+from pipelines.core.averaging.reduce.robust_aggregation import AggregationRule, aggregate
+from pipelines.core.optimizers.choice import linear_schedule
+from pipelines.core.optimizers.lamb import Lamb
+from pipelines.core.optimizers.nesterov import Nesterov
 from pipelines.features.sparse.codec import SparseCodec
 from pipelines.features.sparse.error_feedback import ErrorFeedback
 from pipelines.features.sparse.mean import mean
-from pipelines.training.averaging.reduce.robust_aggregation import AggregationRule, aggregate
-from pipelines.training.optimizers.choice import linear_schedule
-from pipelines.training.optimizers.lamb import Lamb
-from pipelines.training.optimizers.nesterov import Nesterov
 
 NUM_PEERS, NUM_ATTACKERS = 16, 7
 NUM_INPUTS, NUM_HIDDEN, NUM_CLASSES = 16, 32, 8

@@ -9,20 +9,20 @@ import numpy as np
 import torch
 
 from modeling_dalle_collab import DalleCollabProcessor
-from pipelines.data_preparation.tokenizer_training import train_tokenizer
-from pipelines.demo.language.text import HELD_OUT_SHARE, documents
-from pipelines.demo.language.tokenizer import train_text_tokenizer
-from pipelines.demo.scenes.scene_tars import SceneTarsConfig, scene_of
-from pipelines.demo.scenes_demo import RUN_SETTINGS as SCENES
-from pipelines.demo.shipped_models import PRETRAINED_CODEC
-from pipelines.image_codes.vqgan_codec import VQGANCodec
-from pipelines.training.run.task import Batch, TrainingTask, num_samples
-from pipelines.training.run.training_run import TrainingRun, stable_seed
-from pipelines.training.tasks.choice import open_task
-from pipelines.training.tasks.language_modeling.samples import packed_samples, to_batch
-from pipelines.training.tasks.language_modeling.settings import LanguageSettings
-from pipelines.training.tasks.streaming import is_held_out
-from pipelines.training.tasks.text_to_image.image_code_stream import image_code_batch
+from pipelines.core.run.task import Batch, TrainingTask, num_samples
+from pipelines.core.run.training_run import TrainingRun, stable_seed
+from pipelines.tasks.choice import open_task
+from pipelines.tasks.language_modeling.samples import packed_samples, to_batch
+from pipelines.tasks.language_modeling.settings import LanguageSettings
+from pipelines.tasks.streaming import is_held_out
+from pipelines.tasks.text_to_image.data_preparation.tokenizer_training import train_tokenizer
+from pipelines.tasks.text_to_image.image_code_stream import image_code_batch
+from pipelines.tasks.text_to_image.image_codes.vqgan_codec import VQGANCodec
+from pipelines.tools.demo.language.text import HELD_OUT_SHARE, documents
+from pipelines.tools.demo.language.tokenizer import train_text_tokenizer
+from pipelines.tools.demo.scenes.scene_tars import SceneTarsConfig, scene_of
+from pipelines.tools.demo.scenes_demo import RUN_SETTINGS as SCENES
+from pipelines.tools.demo.shipped_models import PRETRAINED_CODEC
 
 NUM_PICTURES, NUM_HELD_OUT = 12_000, 512
 ENCODED_AT_ONCE, EVALUATED_AT_ONCE = 64, 64

@@ -26,8 +26,8 @@ from measurement import RESULTS, Row, write_results
 from simulated_runs import MATERIALS
 from swarm_simulator import Cells, SparseRounds
 
+from pipelines.core.run.training_run import TrainingRun
 from pipelines.features.sparse.codec import SparseCodec
-from pipelines.training.run.training_run import TrainingRun
 
 TUNING_SEED, SEEDS = 0, (1, 2)
 FEW_ROUNDS = 1000

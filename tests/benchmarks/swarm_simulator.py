@@ -21,22 +21,22 @@ from hivemind.compression import CompressionBase, CompressionInfo
 from hivemind.proto import runtime_pb2
 
 from hub_tools.atomic_files import write_text_whole
+from pipelines.core.averaging.reduce.finite_values import is_finite
+from pipelines.core.averaging.reduce.robust_aggregation import aggregate, bounded_weights
+from pipelines.core.averaging.wire.codec import averaging_compression, read_part
+from pipelines.core.averaging.wire.parallel_streams import PART_BYTES
+from pipelines.core.epoch.assembly import step_along_averaged_gradients
+from pipelines.core.epoch.gradient_averager import SwarmGradientAverager
+from pipelines.core.epoch.hivemind_options import aggregation_rule
+from pipelines.core.epoch.reduction import Reduction
+from pipelines.core.gradients.computation import GradientComputation, gradients_are_finite
+from pipelines.core.optimizers.choice import gradient_momentum, optimizer_parts
+from pipelines.core.run.task import Batch, TrainingTask
+from pipelines.core.run.training_run import TrainingRun
+from pipelines.core.state.training_state import TrainingState
 from pipelines.features.sparse.codec import SparseCodec
 from pipelines.features.sparse.error_feedback import ErrorFeedback
 from pipelines.features.sparse.mean import mean
-from pipelines.training.averaging.reduce.finite_values import is_finite
-from pipelines.training.averaging.reduce.robust_aggregation import aggregate, bounded_weights
-from pipelines.training.averaging.wire.codec import averaging_compression, read_part
-from pipelines.training.averaging.wire.parallel_streams import PART_BYTES
-from pipelines.training.gradients.computation import GradientComputation, gradients_are_finite
-from pipelines.training.optimizers.choice import gradient_momentum, optimizer_parts
-from pipelines.training.run.task import Batch, TrainingTask
-from pipelines.training.run.training_run import TrainingRun
-from pipelines.training.state.training_state import TrainingState
-from pipelines.training.swarm_optimizer.assembly import step_along_averaged_gradients
-from pipelines.training.swarm_optimizer.gradient_averager import SwarmGradientAverager
-from pipelines.training.swarm_optimizer.hivemind_options import aggregation_rule
-from pipelines.training.swarm_optimizer.reduction import Reduction
 
 Vector = Sequence[torch.Tensor]
 """What one peer averages, tensor by tensor."""

@@ -15,7 +15,7 @@ from model_floors import (
 from modeling_dalle_collab import DalleCollabConfig, DalleCollabForConditionalGeneration
 from modeling_dalle_collab.attention_dalle_collab import visible_mask
 from modeling_dalle_collab.configuration_dalle_collab import ATTENTION_KINDS, RECOMPUTE_CHOICES
-from pipelines.memory_estimate.models.dalle_collab_compute import (
+from pipelines.features.memory_estimate.models.dalle_collab_compute import (
     RECOMPUTED_SHARE,
     forward_flops,
     layer_weights,

@@ -7,7 +7,7 @@ from safetensors.torch import load_file
 from swarm_of_processes import PATIENT, Swarm, tiny_run
 from swarm_simulator import SimulatedSwarm, SparseRounds
 
-from pipelines.training.optimizers.parameter_groups import in_optimizer_order
+from pipelines.core.optimizers.parameter_groups import in_optimizer_order
 
 MICRO_BATCH = 4
 AS_SENT, THE_OTHER_WAY = (0, 1), (1, 0)

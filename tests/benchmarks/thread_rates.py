@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 import torch
 
-from pipelines.thread_choice import halves
-from pipelines.torch_devices import num_cores
-from pipelines.training.gradients.adaptive_threads import AdaptiveThreads
-from pipelines.training.gradients.computation import ComputeGradient, GradientComputation
-from pipelines.training.run.training_run import TrainingRun
-from pipelines.training.tasks.choice import open_task
+from pipelines.core.gradients.adaptive_threads import AdaptiveThreads
+from pipelines.core.gradients.computation import ComputeGradient, GradientComputation
+from pipelines.core.run.training_run import TrainingRun
+from pipelines.core.thread_choice import halves
+from pipelines.core.torch_devices import num_cores
+from pipelines.tasks.choice import open_task
 
 MICRO_BATCH = 4
 MODEL = dict(

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from modeling_dalle_collab import DalleCollabConfig, DalleCollabForConditionalGeneration, DalleCollabProcessor
-from pipelines.data_preparation.tokenizer_training import train_tokenizer
-from pipelines.demo.scenes.scene_tars import SceneTarsConfig, scene_of
-from pipelines.demo.scenes.scenes import ScenesConfig
-from pipelines.demo.shipped_models import PRETRAINED_CODEC
-from pipelines.image_codes.vqgan_codec import VQGANCodec
+from pipelines.tasks.text_to_image.data_preparation.tokenizer_training import train_tokenizer
+from pipelines.tasks.text_to_image.image_codes.vqgan_codec import VQGANCodec
+from pipelines.tools.demo.scenes.scene_tars import SceneTarsConfig, scene_of
+from pipelines.tools.demo.scenes.scenes import ScenesConfig
+from pipelines.tools.demo.shipped_models import PRETRAINED_CODEC
 
 IMAGE_SIZE, GRID_SIZE, TEXT_LENGTH = 512, 32, 16
 NUM_PICTURES, NUM_HELD_OUT, BATCH_SIZE, NUM_STEPS = 1600, 64, 4, 400

@@ -18,14 +18,14 @@ from thread_rates import measure_thread_rates
 from training_steps import measure_step_times
 from unequal_round import UnequalSettings, run_unequal_rounds
 
-from pipelines.chaos.chaos_run import ChaosPlan, run_chaos
-from pipelines.chaos.chaos_swarm import SwarmPlan
-from pipelines.chaos.faults.fault_script import Fault, FaultKind
-from pipelines.chaos.faults.link_proxy import LinkLimits
+from pipelines.core.averaging.division import Link
+from pipelines.core.optimizers.lamb import Lamb
+from pipelines.core.swarm.upload_limit import BYTES_PER_MEGABIT
 from pipelines.features.bandwidth.shares import Member, duration_of, shares_of
-from pipelines.swarm.upload_limit import BYTES_PER_MEGABIT
-from pipelines.training.averaging.division import Link
-from pipelines.training.optimizers.lamb import Lamb
+from pipelines.tools.chaos.chaos_run import ChaosPlan, run_chaos
+from pipelines.tools.chaos.chaos_swarm import SwarmPlan
+from pipelines.tools.chaos.faults.fault_script import Fault, FaultKind
+from pipelines.tools.chaos.faults.link_proxy import LinkLimits
 
 SMALL_MODEL = dict(
     text_vocab_size=256, codebook_size=1024, text_sequence_length=16, image_grid_size=8, hidden_size=256,

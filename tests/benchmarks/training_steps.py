@@ -49,8 +49,8 @@ def measure_step_times(model: dict[str, Any], *, target_batch_size: int, num_epo
 
 def be_a_peer(number: int, folder: Path, settings: dict[str, Any]) -> None:
     """Train on random batches and note how long the parts of every epoch take."""
-    from pipelines.training.run.compute_options import ComputeOptions
-    from pipelines.training.run.training_run import TrainingRun
+    from pipelines.core.run.compute_options import ComputeOptions
+    from pipelines.core.run.training_run import TrainingRun
 
     torch.set_num_threads(1)
     run = TrainingRun(
@@ -73,11 +73,11 @@ def be_a_peer(number: int, folder: Path, settings: dict[str, Any]) -> None:
 @contextmanager
 def peer_of_a_benchmark(run: Any, compute: Any, number: int, folder: Path) -> Iterator[tuple[Any, Iterator[Any]]]:
     """Yield one of two training peers, which find each other through the folder, and random batches for it."""
-    from pipelines.swarm.network_options import NetworkOptions
-    from pipelines.swarm.node import open_dht, visible_addresses
-    from pipelines.training.peer.training_peer import TrainingPeer
-    from pipelines.training.tasks.choice import open_task
-    from pipelines.training.tasks.text_to_image.image_code_stream import image_code_batch
+    from pipelines.core.peer.training_peer import TrainingPeer
+    from pipelines.core.swarm.network_options import NetworkOptions
+    from pipelines.core.swarm.node import open_dht, visible_addresses
+    from pipelines.tasks.choice import open_task
+    from pipelines.tasks.text_to_image.image_code_stream import image_code_batch
 
     address_file = folder / "address"
     while number > 0 and not address_file.exists():

@@ -14,9 +14,9 @@ from averaging_round import RoundSettings
 from peer_processes import run_peers
 from shaped_links import ShapedLinks
 
-from pipelines.chaos.chaos_processes import free_port
-from pipelines.chaos.faults.link_proxy import LinkLimits, LinkProxy, PortOwners
-from pipelines.swarm.upload_limit import BYTES_PER_MEGABIT
+from pipelines.core.swarm.upload_limit import BYTES_PER_MEGABIT
+from pipelines.tools.chaos.chaos_processes import free_port
+from pipelines.tools.chaos.faults.link_proxy import LinkLimits, LinkProxy, PortOwners
 
 PORT = 4001
 

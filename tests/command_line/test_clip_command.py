@@ -14,9 +14,9 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from pipelines.command_line.clip import app, captioned_pictures
-from pipelines.data_preparation.encoding import decode_picture
-from pipelines.data_preparation.filtering import FilterPolicy
-from pipelines.data_preparation.reading.reading_options import ReadingOptions
+from pipelines.tasks.text_to_image.data_preparation.encoding import decode_picture
+from pipelines.tasks.text_to_image.data_preparation.filtering import FilterPolicy
+from pipelines.tasks.text_to_image.data_preparation.reading.reading_options import ReadingOptions
 
 COLOURS = {"red": (220, 30, 30), "green": (30, 180, 60), "blue": (30, 60, 220), "white": (250, 250, 250)}
 QUICK = ["--steps", "60", "--batch-size", "16", "--group-size", "4", "--image-size", "32", "--learning-rate", "0.001"]

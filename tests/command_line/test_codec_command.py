@@ -18,11 +18,11 @@ from typer.testing import CliRunner
 
 from modeling_dalle_collab import DalleCollabConfig, DalleCollabForConditionalGeneration, DalleCollabProcessor
 from pipelines.command_line.codec import advice_on, app, read_pictures, small_codec_config
-from pipelines.generation.generation_options import GenerationOptions
-from pipelines.generation.image_generation import load_text_to_image
-from pipelines.generation.text_to_image import rank_candidates
-from pipelines.image_codes.image_code_record import captions_and_codes, iterate_shard, read_layout
-from pipelines.image_codes.vqgan_codec import VQGANCodec
+from pipelines.tasks.text_to_image.generation.generation_options import GenerationOptions
+from pipelines.tasks.text_to_image.generation.image_generation import load_text_to_image
+from pipelines.tasks.text_to_image.generation.text_to_image import rank_candidates
+from pipelines.tasks.text_to_image.image_codes.image_code_record import captions_and_codes, iterate_shard, read_layout
+from pipelines.tasks.text_to_image.image_codes.vqgan_codec import VQGANCodec
 
 COMMAND = [sys.executable, "-m", "pipelines.command_line.main", "codec"]
 SMALL = ["--image-size", "16", "--grid", "4", "--codebook-size", "16", "--channels", "32", "--batch-size", "8"]
@@ -103,7 +103,7 @@ model:
     ch_mult: [1, 1], num_res_blocks: 1, attn_resolutions: []}}
 """
     (tmp_path / "model.yaml").write_text(description)
-    from pipelines.image_codes.checkpoints.taming_checkpoint import read_taming_config
+    from pipelines.tasks.text_to_image.image_codes.checkpoints.taming_checkpoint import read_taming_config
 
     codec = VQGANCodec(read_taming_config(tmp_path / "model.yaml"))
     torch.save({"state_dict": codec.state_dict()}, tmp_path / "last.ckpt")

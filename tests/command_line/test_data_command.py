@@ -13,7 +13,7 @@ from PIL import Image
 from published_runs import command_environment
 
 from pipelines.command_line.codec import small_codec_config
-from pipelines.image_codes.vqgan_codec import VQGANCodec
+from pipelines.tasks.text_to_image.image_codes.vqgan_codec import VQGANCodec
 
 COMMAND = [sys.executable, "-m", "pipelines.command_line.main", "data"]
 

@@ -100,9 +100,9 @@ def test_1_a_machine_whose_own_clock_is_wrong_is_told_by_how_much(peers):
     # The same probe and the same decision as the command's, on a machine whose clock stands 100 s ahead.
     import time
 
-    from pipelines.doctor.swarm_checks import check_clock, clock_sources
-    from pipelines.swarm.network_options import NetworkOptions
-    from pipelines.swarm.probing.probe import probe_swarm
+    from pipelines.core.swarm.network_options import NetworkOptions
+    from pipelines.tools.doctor.probing.probe import probe_swarm
+    from pipelines.tools.doctor.swarm_checks import check_clock, clock_sources
 
     options = NetworkOptions(host_addresses=(LOOPBACK,), client_mode=True)
     finding = probe_swarm("any", [peers["one"], peers["two"]], options, now=lambda: time.time() + 100.0)

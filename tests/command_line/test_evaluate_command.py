@@ -10,8 +10,8 @@ from support_files import ROOT
 from synthetic_language import sorted_sentences, tagged_sentences
 from transformers import ByT5Tokenizer
 
-from pipelines.demo.shipped_models import PRETRAINED_CLIP
-from pipelines.training.tasks.choice import open_task
+from pipelines.tasks.choice import open_task
+from pipelines.tools.demo.shipped_models import PRETRAINED_CLIP
 
 pytestmark = pytest.mark.slow
 

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from pipelines.command_line.generate import generate
 from pipelines.command_line.main import app as all_commands
-from pipelines.image_codes.vqgan_codec import VQGANCodec
+from pipelines.tasks.text_to_image.image_codes.vqgan_codec import VQGANCodec
 
 FEW = ["--candidates", "4", "--keep", "2", "--device", "cpu"]
 GUIDED = ["--guidance-scale", "4"]

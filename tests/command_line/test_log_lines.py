@@ -12,12 +12,12 @@ from swarm_of_processes import tiny_run
 from pipelines.command_line.terminal.consoles import MOST_CHARACTERS, LogLines, OneLineFormatter
 from pipelines.command_line.terminal.peer_names import LONGEST_NAME, NUM_BYTES, PeerNames, users_by_peer
 from pipelines.command_line.terminal.training_peer import duration_words, standing_words, traffic_words
-from pipelines.swarm.network_options import NetworkOptions
-from pipelines.swarm.node import open_dht
-from pipelines.swarm.peer_records import PeerIntroduction
-from pipelines.swarm.records import SwarmRecords
-from pipelines.training.metrics.credit.standing import Standing
-from pipelines.training.peer.entering import admitted
+from pipelines.core.peer.entering import admitted
+from pipelines.core.swarm.network_options import NetworkOptions
+from pipelines.core.swarm.node import open_dht
+from pipelines.core.swarm.peer_records import PeerIntroduction
+from pipelines.core.swarm.records import SwarmRecords
+from pipelines.features.publishing.metrics.credit.standing import Standing
 
 DIAL_ERRORS = """failed to dial 12D3KooW: all dials failed
   * [/ip4/127.0.0.1/tcp/1] dial tcp4 127.0.0.1:1: connect: connection refused
@@ -61,7 +61,7 @@ def test_what_is_printed_for_people_becomes_lines_with_time_and_level(log):
 
 @pytest.mark.parametrize("shows_tracebacks", [False, True])
 def test_errors_of_many_lines_are_one_line_within_a_limit(shows_tracebacks):
-    logger = logging.getLogger("pipelines.swarm")
+    logger = logging.getLogger("pipelines.core.swarm")
     with written_log(OneLineFormatter(shows_tracebacks=shows_tracebacks)) as log:
         try:
             raise ConnectionError(DIAL_ERRORS)
@@ -81,7 +81,7 @@ def test_errors_of_many_lines_are_one_line_within_a_limit(shows_tracebacks):
 def test_a_user_who_is_known_is_named_with_the_end_of_the_peers_id_in_every_process():
     names = PeerNames()
     with written_log(OneLineFormatter("%(message)s", name_peers=names.put_into)) as log:
-        logger = logging.getLogger("pipelines.swarm")
+        logger = logging.getLogger("pipelines.core.swarm")
         logger.warning("Peer %s sent nothing.", ALICE)
         fork = multiprocessing.get_context("fork")
         said, known = fork.Queue(), fork.Event()

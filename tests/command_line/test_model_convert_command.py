@@ -15,7 +15,7 @@ from tokenizers.models import WordLevel
 from transformers import AutoModel, AutoProcessor, PreTrainedTokenizerFast
 
 from pipelines.command_line.model.convert import convert
-from pipelines.conversion.checkpoint_sizes import UnseenSettings
+from pipelines.tasks.text_to_image.conversion.checkpoint_sizes import UnseenSettings
 
 COMMAND = [sys.executable, "-m", "pipelines.command_line.main", "model", "convert"]
 

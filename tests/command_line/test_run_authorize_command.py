@@ -12,10 +12,10 @@ from admission_material import edit_lists, publish_run, signed_request
 from published_runs import command_environment, interrupt, started_command, the_line
 from swarm_of_processes import tiny_run
 
-from pipelines.admission.server import load_or_create_key
-from pipelines.admission.tokens import TokenCheck, public_text
 from pipelines.command_line.terminal.entry_words import who_may_join
-from pipelines.training.run.training_run import TrainingRun
+from pipelines.core.admission.tokens import TokenCheck, public_text
+from pipelines.core.run.training_run import TrainingRun
+from pipelines.features.admission_service.server import load_or_create_key
 
 pytestmark = pytest.mark.slow
 
@@ -114,7 +114,7 @@ def test_the_service_runs_as_a_space_where_the_project_is_not_installed(hub, com
     key_line = key_file.read_text().strip()
     assert key_line not in done.stdout + done.stderr
     assert all(key_line not in path.read_text() for path in space.rglob("*.*") if path.is_file())
-    assert not (space / "pipelines" / "training" / "averaging").exists()
+    assert not (space / "pipelines" / "core" / "averaging").exists()
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

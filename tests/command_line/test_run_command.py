@@ -7,7 +7,7 @@ import pytest
 from published_runs import TINY_SETTINGS, the_line
 from transformers import AutoTokenizer
 
-from pipelines.training.run.training_run import TrainingRun
+from pipelines.core.run.training_run import TrainingRun
 
 pytestmark = pytest.mark.slow
 

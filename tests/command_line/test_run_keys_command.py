@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from published_runs import the_line
 
-from pipelines.training.repository.key_list import read_key_list
-from pipelines.training.signing.publisher_keys import PublisherKey
+from pipelines.core.signing.publisher_keys import PublisherKey
+from pipelines.features.publishing.repository.key_list import read_key_list
 
 pytestmark = pytest.mark.slow
 

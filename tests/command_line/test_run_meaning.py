@@ -19,8 +19,8 @@ from pipelines.command_line.explaining.run_meaning import (
     step_sentences,
     text_sentences,
 )
-from pipelines.doctor.organiser_checks import passes_over
-from pipelines.training.run.training_run import TrainingRun
+from pipelines.core.run.training_run import TrainingRun
+from pipelines.tools.doctor.organiser_checks import passes_over
 
 
 def config(text_sequence_length=256, grid=8):

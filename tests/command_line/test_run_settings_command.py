@@ -7,8 +7,8 @@ from typer.testing import CliRunner
 
 from hub_tools.checks import check_known
 from pipelines.command_line.main import app
-from pipelines.training.tasks.choice import settings_of
-from pipelines.training.tasks.text_to_image.run_creation import check_names
+from pipelines.tasks.choice import settings_of
+from pipelines.tasks.text_to_image.run_creation import check_names
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "settings.md"
 

@@ -14,10 +14,10 @@ from pipelines.command_line.explaining.small_runs import (
     settings_of_small_run,
     speed_of,
 )
-from pipelines.doctor.organiser_checks import check_schedule
-from pipelines.memory_estimate.models.dalle_collab_compute import training_flops
-from pipelines.training.run.training_run import TrainingRun
-from pipelines.training.tasks.presets import DEMO
+from pipelines.core.run.training_run import TrainingRun
+from pipelines.features.memory_estimate.models.dalle_collab_compute import training_flops
+from pipelines.tasks.presets import DEMO
+from pipelines.tools.doctor.organiser_checks import check_schedule
 
 CODES = dict(text_vocab_size=1024, image_grid_size=8, codebook_size=1024, text_sequence_length=24)
 MODEL = ("hidden_size", "num_hidden_layers", "num_attention_heads", "head_dim", "feed_forward_multiplier")

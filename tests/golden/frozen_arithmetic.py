@@ -16,15 +16,15 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from pipelines.block_quantisation import dequantise, quantise
-from pipelines.equal_arithmetic import SPAN, norm, power, product
+from pipelines.core.averaging.reduce.robust_aggregation import AggregationRule, aggregate, bounded_weights
+from pipelines.core.block_quantisation import dequantise, quantise
+from pipelines.core.equal_arithmetic import SPAN, norm, power, product
+from pipelines.core.optimizers.choice import OPTIMIZERS, linear_schedule
+from pipelines.core.optimizers.nesterov import Nesterov
+from pipelines.core.run.sections import AGGREGATION_RULES
 from pipelines.features.sparse.codec import SparseCodec
 from pipelines.features.sparse.error_feedback import ErrorFeedback
 from pipelines.features.sparse.mean import mean
-from pipelines.training.averaging.reduce.robust_aggregation import AggregationRule, aggregate, bounded_weights
-from pipelines.training.optimizers.choice import OPTIMIZERS, linear_schedule
-from pipelines.training.optimizers.nesterov import Nesterov
-from pipelines.training.run.sections import AGGREGATION_RULES
 
 NUM_STEPS = 200
 SHAPES = ((96, 64), (7,), (33, 130), (4097,))

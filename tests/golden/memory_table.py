@@ -1,16 +1,22 @@
 """Makes the table of the memory estimate: the numbers of the models that the calculator knows by name.
 
 Usage: python tests/golden/memory_table.py, from the repository's root, whenever a model's step changes; about ten
-minutes. `tests/pipelines/memory_estimate/test_memory_table.py` counts one of them anew.
+minutes. `tests/pipelines/features/memory_estimate/test_memory_table.py` counts one of them anew.
 """
 
 import dataclasses
 import itertools
 import json
 
-from pipelines.memory_estimate.architectures import activation_lines, figures
-from pipelines.memory_estimate.model_presets import DEFAULT_POSITIONS, MODEL_PRESETS, TABLE, ModelSizes, StepKind
-from pipelines.memory_estimate.settings import RECOMPUTE_CHOICES
+from pipelines.features.memory_estimate.architectures import activation_lines, figures
+from pipelines.features.memory_estimate.model_presets import (
+    DEFAULT_POSITIONS,
+    MODEL_PRESETS,
+    TABLE,
+    ModelSizes,
+    StepKind,
+)
+from pipelines.features.memory_estimate.settings import RECOMPUTE_CHOICES
 
 
 def table_entry(sizes: ModelSizes) -> dict:

@@ -13,36 +13,36 @@ from swarm_of_processes import tiny_run
 
 from hub_tools.endpoint import prepare_hub_client
 from hub_tools.local_hub import LocalHub
-from pipelines.admission.averaging_gate import AdmissionGate
-from pipelines.admission.client import peer_admission
-from pipelines.admission.dht_gate import SwarmDHT, access_token
-from pipelines.admission.record_owners import AdmissionRecords
-from pipelines.admission.tokens import Admission, AdmissionRequest, TokenCheck, issue_token, public_text
-from pipelines.all_records import ALL_RECORDS
+from hub_tools.processes.process_group import guard_process_group
 from pipelines.command_line.main import app as command_line
+from pipelines.core.admission.averaging_gate import AdmissionGate
+from pipelines.core.admission.client import peer_admission
+from pipelines.core.admission.dht_gate import SwarmDHT, access_token
+from pipelines.core.admission.record_owners import AdmissionRecords
+from pipelines.core.admission.tokens import Admission, AdmissionRequest, TokenCheck, issue_token, public_text
+from pipelines.core.averaging.group.matchmaking import PacedKeyManager
+from pipelines.core.averaging.reduce.reducer import RobustPartReducer
+from pipelines.core.averaging.reduce.robust_aggregation import AggregationRule
+from pipelines.core.averaging.reduce.suspects import Offence, Suspect
+from pipelines.core.averaging.wire.codec import averaging_compression, read_part
+from pipelines.core.epoch.assembly import make_optimizer
+from pipelines.core.epoch.reduction import reduction_of
+from pipelines.core.peer.reports import suspect_record
+from pipelines.core.run.door import door_of
+from pipelines.core.run.sections import AGGREGATION_RULES, AVERAGING_COMPRESSIONS
+from pipelines.core.signing.publisher_keys import PublisherKey
+from pipelines.core.state.digest import StateManifest
+from pipelines.core.state.download import manifest_request, tensors_request
+from pipelines.core.state.exchange import SERVICE
+from pipelines.core.swarm.dial_back import DialBack
+from pipelines.core.swarm.peer_records import AuxiliaryStatus, PeerIntroduction, PeerMetrics, StateRecord
+from pipelines.core.swarm.records import SwarmRecords
+from pipelines.core.swarm.streams.server import handler_name
+from pipelines.features.all_records import ALL_RECORDS
+from pipelines.features.publishing.auxiliary.auxiliary_options import AuxiliaryOptions
+from pipelines.features.publishing.auxiliary.publishing.publisher_election import candidacy
+from pipelines.features.publishing.repository.key_list import ROLES, KeyList
+from pipelines.features.publishing.repository.snapshot import RunSnapshot
 from pipelines.features.servers.server_list import ServerList
 from pipelines.features.sparse.announcement import Announcement, receipt_statement
-from pipelines.swarm.dial_back import DialBack
-from pipelines.swarm.peer_records import AuxiliaryStatus, PeerIntroduction, PeerMetrics, StateRecord
-from pipelines.swarm.records import SwarmRecords
-from pipelines.swarm.streams.server import handler_name
-from pipelines.training.auxiliary.auxiliary_options import AuxiliaryOptions
-from pipelines.training.auxiliary.publishing.publisher_election import candidacy
-from pipelines.training.averaging.group.matchmaking import PacedKeyManager
-from pipelines.training.averaging.reduce.reducer import RobustPartReducer
-from pipelines.training.averaging.reduce.robust_aggregation import AggregationRule
-from pipelines.training.averaging.reduce.suspects import Offence, Suspect
-from pipelines.training.averaging.wire.codec import averaging_compression, read_part
-from pipelines.training.peer.process_group import guard_process_group
-from pipelines.training.peer.reports import suspect_record
-from pipelines.training.repository.key_list import ROLES, KeyList
-from pipelines.training.repository.snapshot import RunSnapshot
-from pipelines.training.run.door import door_of
-from pipelines.training.run.sections import AGGREGATION_RULES, AVERAGING_COMPRESSIONS
-from pipelines.training.signing.publisher_keys import PublisherKey
-from pipelines.training.state.digest import StateManifest
-from pipelines.training.state.download import manifest_request, tensors_request
-from pipelines.training.state.exchange import SERVICE
-from pipelines.training.swarm_optimizer.assembly import make_optimizer
-from pipelines.training.swarm_optimizer.reduction import reduction_of
-from pipelines.training.tasks.text_to_image.model import initial_model
+from pipelines.tasks.text_to_image.model import initial_model

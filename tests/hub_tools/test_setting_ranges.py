@@ -5,7 +5,7 @@ import math
 import pytest
 
 from hub_tools.checks import check_model_sizes
-from pipelines.training.run.training_run import TrainingRun
+from pipelines.core.run.training_run import TrainingRun
 
 
 @pytest.mark.parametrize(

@@ -14,16 +14,16 @@ from pathlib import Path
 from rich.console import Console
 
 from hub_tools.atomic_files import write_text_whole
-from pipelines.chaos.attacks.table import ATTACKS
-from pipelines.chaos.chaos_processes import read_events
-from pipelines.chaos.chaos_run import ChaosPlan, run_chaos
-from pipelines.chaos.chaos_swarm import SwarmPlan
-from pipelines.chaos.chaotic_peer import events_file
-from pipelines.chaos.ending import ends_on_signals
-from pipelines.chaos.faults.fault_script import Fault, FaultKind, attack_in_the_middle
-from pipelines.demo.stages import StageError
-from pipelines.training.ledger.ledger_files import STATE_FILE, read_state
-from pipelines.training.run.versions import package_version
+from pipelines.core.run.versions import package_version
+from pipelines.features.ledger.ledger_files import STATE_FILE, read_state
+from pipelines.tools.chaos.attacks.table import ATTACKS
+from pipelines.tools.chaos.chaos_processes import read_events
+from pipelines.tools.chaos.chaos_run import ChaosPlan, run_chaos
+from pipelines.tools.chaos.chaos_swarm import SwarmPlan
+from pipelines.tools.chaos.chaotic_peer import events_file
+from pipelines.tools.chaos.ending import ends_on_signals
+from pipelines.tools.chaos.faults.fault_script import Fault, FaultKind, attack_in_the_middle
+from pipelines.tools.demo.stages import StageError
 
 RESULTS = Path(__file__).with_name("results") / "attacks.json"
 CONTROL = "bystander"

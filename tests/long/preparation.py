@@ -21,7 +21,7 @@ from killed_preparation import folder_digest, prepare_with_kills
 from hub_tools.atomic_files import write_text_whole
 
 RESULTS = Path(__file__).with_name("results") / "preparation.json"
-CODEC = Path(__file__).parents[2] / "pipelines/demo/pretrained/codec"
+CODEC = Path(__file__).parents[2] / "pipelines/tools/demo/pretrained/codec"
 SHARD_SIZE = 1000
 NUM_KILLS = 3
 LARGEST_BYTES = 1.5e9

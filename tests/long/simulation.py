@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 from simulated_swarm import SimulatedSwarm
 
 from hub_tools.atomic_files import write_text_whole
-from pipelines.training.run.versions import package_version
+from pipelines.core.run.versions import package_version
 
 RESULTS = Path(__file__).with_name("results") / "simulation.json"
 EPOCHS_BETWEEN_LINES = 500

@@ -19,11 +19,11 @@ from pathlib import Path
 from rich.console import Console
 
 from hub_tools.atomic_files import write_text_whole
-from pipelines.chaos.chaos_run import newest_epoch
-from pipelines.chaos.chaos_swarm import AUXILIARY, ChaosSwarm, SwarmPlan
-from pipelines.chaos.ending import ends_on_signals
-from pipelines.process_table import group_members
-from pipelines.training.run.versions import package_version
+from pipelines.core.run.versions import package_version
+from pipelines.tools.chaos.chaos_run import newest_epoch
+from pipelines.tools.chaos.chaos_swarm import AUXILIARY, ChaosSwarm, SwarmPlan
+from pipelines.tools.chaos.ending import ends_on_signals
+from pipelines.tools.process_table import group_members
 
 RESULTS = Path(__file__).with_name("results") / "soak.json"
 SETTINGS = dict(matchmaking_seconds=1.0, checkpoint_interval_epochs=100, peak_learning_rate=1e-4)

@@ -15,9 +15,9 @@ from assistants import assistant
 from ledger_runs import Trainer, create_ledger_run
 
 from hub_tools.atomic_files import write_text_whole
-from pipelines.training.ledger.coverage import coverage
-from pipelines.training.ledger.ledger_files import STATE_FILE, read_bookings, read_state
-from pipelines.training.state.anchors import SECONDS_FRESH
+from pipelines.core.state.anchors import SECONDS_FRESH
+from pipelines.features.ledger.coverage import coverage
+from pipelines.features.ledger.ledger_files import STATE_FILE, read_bookings, read_state
 
 RESULTS = Path(__file__).with_name("results") / "two_anchors.json"
 NUM_RECORDS, EPOCH_RECORDS = 131_072, 1024

@@ -5,8 +5,8 @@ import torch
 from golden_files import golden_settings, golden_state_dict, golden_tensors
 
 from modeling_dalle_collab import DalleCollabConfig, DalleCollabForConditionalGeneration
-from pipelines.conversion.checkpoint_sizes import UnseenSettings, infer_config
-from pipelines.conversion.dalle_pytorch_checkpoint import DallePytorchCheckpoint, convert_tensors
+from pipelines.tasks.text_to_image.conversion.checkpoint_sizes import UnseenSettings, infer_config
+from pipelines.tasks.text_to_image.conversion.dalle_pytorch_checkpoint import DallePytorchCheckpoint, convert_tensors
 
 
 @pytest.fixture(autouse=True)

@@ -87,15 +87,15 @@ def family_of(space, at_least):
 
 def test_the_bundle_holds_the_trainer_and_says_its_version(bundle):
     files = {str(path.relative_to(bundle)) for path in bundle.rglob("*")}
-    assert {"app.py", "pipelines/command_line/volunteer.py", "pipelines/training/peer/training_peer.py"} <= files
+    assert {"app.py", "pipelines/command_line/volunteer.py", "pipelines/core/peer/training_peer.py"} <= files
     assert [name for name in files if re.fullmatch(r"dalle_collab-[\d.]+\.dist-info/METADATA", name)]
     assert not [name for name in files if name.startswith(("tests", "spaces"))]
 
 
 PRESS_ALL = """
 import json, os, runpy
-from pipelines.pages.joining.join_session import JoinSession
-from pipelines.pages.joining.join_view import JoinView
+from pipelines.tools.pages.joining.join_session import JoinSession
+from pipelines.tools.pages.joining.join_view import JoinView
 app = runpy.run_path("app.py")
 with JoinSession() as session:
     page = app["build_interface"](session, os.environ)

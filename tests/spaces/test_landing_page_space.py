@@ -171,7 +171,7 @@ def test_its_figures_are_those_of_the_training_code(hub, address):
     import torch
 
     from modeling_dalle_collab import DalleCollabConfig, DalleCollabForConditionalGeneration
-    from pipelines.training.averaging.reduce.robust_aggregation import AggregationRule, aggregate
+    from pipelines.core.averaging.reduce.robust_aggregation import AggregationRule, aggregate
 
     chance = random.Random(3)
     configs = [{}, {"hidden_size": 128, "num_hidden_layers": 6, "num_attention_heads": 4, "attention_pattern": ["row"]}]

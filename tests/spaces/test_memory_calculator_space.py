@@ -31,10 +31,14 @@ def ask(client, *, model="GPT-2 S", repository="", micro_batch=4, machine=None):
 
 def test_the_bundle_holds_the_estimate_and_its_table(bundle):
     files = {str(path.relative_to(bundle)) for path in bundle.rglob("*.py")}
-    assert {"app.py", "pipelines/memory_estimate/estimate.py", "pipelines/memory_estimate/architectures.py"} <= files
-    assert (bundle / "pipelines/memory_estimate/model_table.json").is_file()
-    assert not [file for file in files if file.startswith("pipelines/generation")]
-    assert "pipelines/training/peer/training_peer.py" not in files
+    assert {
+        "app.py",
+        "pipelines/features/memory_estimate/estimate.py",
+        "pipelines/features/memory_estimate/architectures.py",
+    } <= files
+    assert (bundle / "pipelines/features/memory_estimate/model_table.json").is_file()
+    assert not [file for file in files if file.startswith("pipelines/tasks/text_to_image/generation")]
+    assert "pipelines/core/peer/training_peer.py" not in files
 
 
 def test_a_program_gets_figures_and_settings_that_fit(client):

@@ -47,7 +47,7 @@ def published(hub, tmp_path_factory):
     from huggingface_hub.utils import disable_progress_bars
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    from pipelines.data_preparation.tokenizer_training import train_tokenizer
+    from pipelines.tasks.text_to_image.data_preparation.tokenizer_training import train_tokenizer
 
     constants.HF_HUB_DISABLE_XET = True
     disable_progress_bars()

@@ -20,9 +20,13 @@ from PIL import Image
 from tiny_run_parts import tiny_model, write_tiny_run
 
 from hub_tools.local_hub import LocalHub
-from pipelines.image_codes.image_code_record import ImageCodeLayout, image_code_table, write_image_code_shard
-from pipelines.image_codes.vqgan_codec import VQGANCodec
-from pipelines.training.run.training_run import TrainingRun
+from pipelines.core.run.training_run import TrainingRun
+from pipelines.tasks.text_to_image.image_codes.image_code_record import (
+    ImageCodeLayout,
+    image_code_table,
+    write_image_code_shard,
+)
+from pipelines.tasks.text_to_image.image_codes.vqgan_codec import VQGANCodec
 
 SPACE = Path(__file__).parents[2] / "spaces" / "text_to_image_demo"
 HOSTILE_CAPTION = "<img src=x onerror=document.title='hacked'> a [red](javascript:alert) **star**"
@@ -131,9 +135,17 @@ def test_the_index_command_reads_the_runs_dataset_and_publishes(index_command):
 
 def test_the_bundle_holds_all_it_needs_and_nothing_of_other_stages(bundle):
     files = {str(path.relative_to(bundle)) for path in bundle.rglob("*.py")}
-    assert {"app.py", "pipelines/generation/text_to_image.py", "pipelines/image_codes/vqgan_codec.py"} <= files
-    assert "pipelines/generation/training_index.py" in files
-    foreign = ("pipelines/training/auxiliary", "pipelines/training/tasks", "pipelines/data_preparation")
+    assert {
+        "app.py",
+        "pipelines/tasks/text_to_image/generation/text_to_image.py",
+        "pipelines/tasks/text_to_image/image_codes/vqgan_codec.py",
+    } <= files
+    assert "pipelines/tasks/text_to_image/generation/training_index.py" in files
+    foreign = (
+        "pipelines/features/publishing/auxiliary",
+        "pipelines/tasks",
+        "pipelines/tasks/text_to_image/data_preparation",
+    )
     assert not [file for file in files if file.startswith(foreign)]
 
 

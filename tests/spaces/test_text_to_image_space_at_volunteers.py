@@ -17,12 +17,12 @@ from PIL import Image
 from space_process import started_space
 
 from modeling_dalle_collab.sampling_dalle_collab import SamplingOptions
-from pipelines.generation.generation_options import GenerationOptions
-from pipelines.generation.image_generation import load_text_to_image
-from pipelines.generation.text_to_image import generate_images_for_prompts
-from pipelines.pages.drawing.page_look import ON_DRAW, ON_END, ON_STOP
-from pipelines.pages.drawing.settings import DrawingSettings
-from pipelines.process_table import group_members
+from pipelines.tasks.text_to_image.generation.generation_options import GenerationOptions
+from pipelines.tasks.text_to_image.generation.image_generation import load_text_to_image
+from pipelines.tasks.text_to_image.generation.text_to_image import generate_images_for_prompts
+from pipelines.tools.pages.drawing.page_look import ON_DRAW, ON_END, ON_STOP
+from pipelines.tools.pages.drawing.settings import DrawingSettings
+from pipelines.tools.process_table import group_members
 
 SPACE = Path(__file__).parents[2] / "spaces" / "text_to_image_demo"
 HOSTILE_NAME = "<img src=x onerror=document.title='hacked'>\u202e[a](javascript:alert)"

@@ -21,10 +21,10 @@ from huggingface_hub import HfApi
 from hub_tools.endpoint import prepare_hub_client
 from hub_tools.local_hub import LocalHub
 from hub_tools.processes.child_process import ChildProcess
-from pipelines.admission.server import load_or_create_key, open_service, serve_admission
-from pipelines.admission.service import ServiceOptions
-from pipelines.admission.tokens import Admission, AdmissionRequest, peer_id_of, sign_request
-from pipelines.training.run.training_run import TrainingRun
+from pipelines.core.admission.tokens import Admission, AdmissionRequest, peer_id_of, sign_request
+from pipelines.core.run.training_run import TrainingRun
+from pipelines.features.admission_service.server import load_or_create_key, open_service, serve_admission
+from pipelines.features.admission_service.service import ServiceOptions
 
 
 @cache

@@ -14,18 +14,18 @@ from false_deliveries import deliver_falsely
 from made_up_tasks import made_up_batch, made_up_task
 from swarm_peer import write_event
 
-from pipelines.all_records import ALL_RECORDS
-from pipelines.swarm.network_options import NetworkOptions
-from pipelines.swarm.node import open_dht, visible_addresses
-from pipelines.swarm.records import SwarmRecords
-from pipelines.training.auxiliary.anchor import Anchor
-from pipelines.training.peer.entering import admitted
-from pipelines.training.peer.process_group import guard_process_group
-from pipelines.training.run.task import mean_loss
-from pipelines.training.run.training_run import TrainingRun
-from pipelines.training.signing.publisher_keys import PublisherKey
-from pipelines.training.state.checkpoint_tensors import RunState, load_training_state, save_training_state
-from pipelines.training.swarm_optimizer.assembly import make_optimizer
+from hub_tools.processes.process_group import guard_process_group
+from pipelines.core.epoch.assembly import make_optimizer
+from pipelines.core.peer.entering import admitted
+from pipelines.core.run.task import mean_loss
+from pipelines.core.run.training_run import TrainingRun
+from pipelines.core.signing.publisher_keys import PublisherKey
+from pipelines.core.state.checkpoint_tensors import RunState, load_training_state, save_training_state
+from pipelines.core.swarm.network_options import NetworkOptions
+from pipelines.core.swarm.node import open_dht, visible_addresses
+from pipelines.core.swarm.records import SwarmRecords
+from pipelines.features.all_records import ALL_RECORDS
+from pipelines.features.anchors.anchor import Anchor
 
 
 class NotingRecords(SwarmRecords):

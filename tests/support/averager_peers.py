@@ -18,17 +18,17 @@ import hivemind
 import torch
 from safetensors.torch import save_file
 
-from pipelines.chaos.faults.hostile_peers import Attack, HostileGradientAverager
-from pipelines.demo.running.event_files import read_events
-from pipelines.swarm.network_options import NetworkOptions
-from pipelines.swarm.node import SwarmUnreachableError, open_dht, visible_addresses
-from pipelines.training.averaging.wire import parallel_streams
-from pipelines.training.averaging.wire.codec import averaging_compression
-from pipelines.training.peer.process_group import guard_process_group
-from pipelines.training.run.training_run import TrainingRun
-from pipelines.training.swarm_optimizer.gradient_averager import SwarmGradientAverager
-from pipelines.training.swarm_optimizer.hivemind_options import averager_options
-from pipelines.training.swarm_optimizer.reduction import Reduction
+from hub_tools.processes.process_group import guard_process_group
+from pipelines.core.averaging.wire import parallel_streams
+from pipelines.core.averaging.wire.codec import averaging_compression
+from pipelines.core.epoch.gradient_averager import SwarmGradientAverager
+from pipelines.core.epoch.hivemind_options import averager_options
+from pipelines.core.epoch.reduction import Reduction
+from pipelines.core.run.training_run import TrainingRun
+from pipelines.core.swarm.network_options import NetworkOptions
+from pipelines.core.swarm.node import SwarmUnreachableError, open_dht, visible_addresses
+from pipelines.tools.chaos.faults.hostile_peers import Attack, HostileGradientAverager
+from pipelines.tools.demo.running.event_files import read_events
 
 SHAPES = ((300, 100), (20_000,), (77,))
 PART_BYTES = 2**11

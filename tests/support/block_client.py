@@ -9,10 +9,10 @@ from pathlib import Path
 
 import torch
 
-from pipelines.serving.blocks.client.distributed_model import DistributedModel
-from pipelines.serving.blocks.client.stream_swarm import join_as_client
-from pipelines.swarm.network_options import NetworkOptions
-from pipelines.training.peer.process_group import guard_process_group
+from hub_tools.processes.process_group import guard_process_group
+from pipelines.core.swarm.network_options import NetworkOptions
+from pipelines.features.serving.blocks.client.distributed_model import DistributedModel
+from pipelines.features.serving.blocks.client.stream_swarm import join_as_client
 
 
 def main(settings: dict) -> None:

@@ -4,10 +4,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from pipelines.serving.blocks.client.route import LocalLink, LocalSwarm
-from pipelines.serving.blocks.routing import ServedSpan
-from pipelines.serving.blocks.sessions import Answer, BlockServer
-from pipelines.swarm.streams.refusals import PeerGoneError
+from pipelines.core.swarm.streams.refusals import PeerGoneError
+from pipelines.features.serving.blocks.client.route import LocalLink, LocalSwarm
+from pipelines.features.serving.blocks.routing import ServedSpan
+from pipelines.features.serving.blocks.sessions import Answer, BlockServer
 
 
 class MortalSwarm(LocalSwarm):

@@ -6,8 +6,8 @@ import tarfile
 from collections import Counter
 from pathlib import Path
 
-from pipelines.data_preparation.filtering import FilterPolicy, drop_reason
-from pipelines.data_preparation.sources.sample import CaptionImage, CaptionImageSource, SourceDamage
+from pipelines.tasks.text_to_image.data_preparation.filtering import FilterPolicy, drop_reason
+from pipelines.tasks.text_to_image.data_preparation.sources.sample import CaptionImage, CaptionImageSource, SourceDamage
 
 JPEG = b"\xff\xd8\xff"
 """A beginning that is taken for a picture; nothing is decoded here."""

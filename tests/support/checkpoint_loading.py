@@ -8,12 +8,12 @@ import json
 import sys
 
 from hub_tools.endpoint import prepare_hub_client
-from pipelines.training.metrics.history import read_history
-from pipelines.training.optimizers.choice import optimizer_parts
-from pipelines.training.repository.run_bucket import newest_checkpoint
-from pipelines.training.repository.snapshot import RunSnapshot
-from pipelines.training.state.checkpoint_tensors import load_training_state
-from pipelines.training.tasks.choice import open_task
+from pipelines.core.optimizers.choice import optimizer_parts
+from pipelines.core.state.checkpoint_tensors import load_training_state
+from pipelines.features.publishing.metrics.history import read_history
+from pipelines.features.publishing.repository.run_bucket import newest_checkpoint
+from pipelines.features.publishing.repository.snapshot import RunSnapshot
+from pipelines.tasks.choice import open_task
 
 
 def main(repository: str, revision: str | None = None) -> None:

@@ -3,11 +3,11 @@
 import sys
 
 from hub_tools.endpoint import prepare_hub_client
+from hub_tools.processes.process_group import guard_process_group
+from pipelines.core.swarm.network_options import NetworkOptions
+from pipelines.features.publishing.repository.snapshot import RunSnapshot
 from pipelines.features.servers.complaints import MOST_COMPLAINTS, ServerComplaint
-from pipelines.serving.entering import place_to_ask
-from pipelines.swarm.network_options import NetworkOptions
-from pipelines.training.peer.process_group import guard_process_group
-from pipelines.training.repository.snapshot import RunSnapshot
+from pipelines.features.serving.entering import place_to_ask
 
 
 def main(repository: str, peer: str, revision: str) -> None:

@@ -7,11 +7,11 @@ import json
 
 import torch
 
+from hub_tools.processes.process_group import guard_process_group
+from pipelines.core.swarm.network_options import NetworkOptions
+from pipelines.core.swarm.node import open_dht, visible_addresses
 from pipelines.features.sparse.averager import SparseGradientAverager
 from pipelines.features.sparse.mean import mean
-from pipelines.swarm.network_options import NetworkOptions
-from pipelines.swarm.node import open_dht, visible_addresses
-from pipelines.training.peer.process_group import guard_process_group
 
 LOOPBACK = NetworkOptions(host_addresses=("/ip4/127.0.0.1/tcp/0",))
 SHAPE = (2**10, 2**11)

@@ -9,24 +9,19 @@ import pkgutil
 
 import torch
 
-import pipelines.admission
-import pipelines.swarm
-import pipelines.training
-from pipelines.swarm.network_options import NetworkOptions
-from pipelines.swarm.node import open_dht, visible_addresses
-from pipelines.training.peer.process_group import guard_process_group
-from pipelines.training.run.training_run import TrainingRun
-from pipelines.training.swarm_optimizer.reduction import reduction_of
+import pipelines.core
+from hub_tools.processes.process_group import guard_process_group
+from pipelines.core.epoch.reduction import reduction_of
+from pipelines.core.run.training_run import TrainingRun
+from pipelines.core.swarm.network_options import NetworkOptions
+from pipelines.core.swarm.node import open_dht, visible_addresses
 
 LOOPBACK = NetworkOptions(host_addresses=("/ip4/127.0.0.1/tcp/0",))
-ROOMS = ("run", "gradients", "optimizers", "averaging", "state", "swarm_optimizer")
 
 
 def import_core() -> list[str]:
     """Import every module of the core, and return their names."""
-    rooms = [pipelines.admission, pipelines.swarm]
-    rooms += [importlib.import_module(f"pipelines.training.{room}") for room in ROOMS]
-    names = [found.name for room in rooms for found in pkgutil.walk_packages(room.__path__, f"{room.__name__}.")]
+    names = [found.name for found in pkgutil.walk_packages(pipelines.core.__path__, "pipelines.core.")]
     for name in names:
         importlib.import_module(name)
     return names

@@ -43,7 +43,7 @@ class _Member:
         from hivemind.dht.crypto import RSASignatureValidator
         from hivemind.utils.crypto import RSAPrivateKey
 
-        from pipelines.admission.tokens import der_of, peer_id_of
+        from pipelines.core.admission.tokens import der_of, peer_id_of
 
         private_key = RSAPrivateKey()
         self.signature = RSASignatureValidator(private_key)
@@ -72,7 +72,7 @@ class _Member:
 
     def token(self, swarm_id: str, now: float, expires: float) -> str:
         """Return the token that ties the member's records to its identity."""
-        from pipelines.admission.tokens import own_admission, self_signed_token
+        from pipelines.core.admission.tokens import own_admission, self_signed_token
 
         admission = own_admission(swarm_id, self.identity, self.record_key, now=now, expires_at=expires)
         return self_signed_token(admission, self.identity)
@@ -89,9 +89,9 @@ def main(swarm_id: str, num_peers: int, lifetime_seconds: float) -> None:
     """Keep the crowd's records alive until standard input ends."""
     from hivemind.utils import get_dht_time
 
-    from pipelines.swarm.network_options import NetworkOptions
-    from pipelines.swarm.node import open_dht, visible_addresses
-    from pipelines.training.peer.process_group import guard_process_group
+    from hub_tools.processes.process_group import guard_process_group
+    from pipelines.core.swarm.network_options import NetworkOptions
+    from pipelines.core.swarm.node import open_dht, visible_addresses
 
     guard_process_group()
     ended = threading.Event()

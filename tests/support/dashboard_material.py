@@ -1,6 +1,6 @@
 """Peers and looks at a swarm, made up, for tests of the dashboard's decisions."""
 
-from pipelines.pages.dashboard.swarm.swarm_snapshot import SwarmSnapshot
+from pipelines.tools.pages.dashboard.swarm.swarm_snapshot import SwarmSnapshot
 
 NOW = 1_800_000_000.0
 LIFETIME = 30.0

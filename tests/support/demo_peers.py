@@ -3,7 +3,7 @@
 import sys
 from dataclasses import dataclass, field
 
-from pipelines.demo.stages import Stages
+from pipelines.tools.demo.stages import Stages
 
 PRELUDE = """
 import json, signal, sys

@@ -17,8 +17,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM,
 
 from hub_tools.local_hub import LocalHub
 from modeling_dalle_collab import DalleCollabForConditionalGeneration
-from pipelines.demo.running.event_files import read_events
-from pipelines.training.run.training_run import TrainingRun
+from pipelines.core.run.training_run import TrainingRun
+from pipelines.tools.demo.running.event_files import read_events
 
 MAIN = "pipelines.command_line.main"
 LOOPBACK = "/ip4/127.0.0.1/tcp/0"
@@ -109,7 +109,7 @@ class DrawnRun:
     def serve_falsely(self) -> "Server":
         """Start a server with noise in its weights; return it when it serves."""
         events = self.folder / f"events-{len(self.servers)}.jsonl"
-        program, words = "pipelines.chaos.serving.false_server", (self.name, events, LOOPBACK)
+        program, words = "pipelines.tools.chaos.serving.false_server", (self.name, events, LOOPBACK)
         self.servers.append(Server(self, len(self.servers), words, program=program))
         self.servers[-1].wait_for("serving")
         return self.servers[-1]

@@ -12,7 +12,7 @@ import sys
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from pipelines.data_preparation.pictures.decoding_process import serve
+from pipelines.tasks.text_to_image.data_preparation.pictures.decoding_process import serve
 
 
 class DyingConnection(Connection):

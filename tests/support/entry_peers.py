@@ -22,7 +22,7 @@ def started_entry_peers(folder: Path, **peers: dict) -> AbstractContextManager[d
 
 
 def main(peers: dict[str, dict]) -> None:
-    from pipelines.training.peer.process_group import guard_process_group
+    from hub_tools.processes.process_group import guard_process_group
 
     guard_process_group()
     addresses: dict[str, list[str]] = {}
@@ -47,8 +47,8 @@ def start_peer(entry_addresses: list[str], clock_shift: float) -> list[str]:
 def serve(entry_addresses: list[str], clock_shift: float, writable: int) -> None:
     from hivemind.dht import protocol
 
-    from pipelines.swarm.network_options import NetworkOptions
-    from pipelines.swarm.node import open_dht, visible_addresses
+    from pipelines.core.swarm.network_options import NetworkOptions
+    from pipelines.core.swarm.node import open_dht, visible_addresses
 
     if clock_shift:
         # The clock of this machine is wrong: what hivemind reads is off by the same seconds.

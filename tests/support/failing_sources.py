@@ -8,10 +8,10 @@ from pathlib import Path
 from huggingface_hub import constants
 
 from hub_tools.endpoint import prepare_hub_client
-from pipelines.pages.dashboard.dashboard import Dashboard
-from pipelines.pages.dashboard.hub_reading import HubReader
-from pipelines.pages.dashboard.settings import DashboardSettings
-from pipelines.pages.dashboard.swarm.swarm_process import WAITING, SwarmReader
+from pipelines.tools.pages.dashboard.dashboard import Dashboard
+from pipelines.tools.pages.dashboard.hub_reading import HubReader
+from pipelines.tools.pages.dashboard.settings import DashboardSettings
+from pipelines.tools.pages.dashboard.swarm.swarm_process import WAITING, SwarmReader
 
 readers: dict[str, HubReader] = {}
 

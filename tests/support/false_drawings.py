@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from modeling_dalle_collab import DalleCollabForConditionalGeneration
-from pipelines.chaos.serving.false_server import with_noise
-from pipelines.serving.draw.requests import Wish
+from pipelines.features.serving.draw.requests import Wish
+from pipelines.tools.chaos.serving.false_server import with_noise
 
 Draw = Callable[[DalleCollabForConditionalGeneration, Wish, int], Tensor]
 """Returns the first candidates of a wish, (candidate, image) int64."""

@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from pipelines.chaos.fork_server import ForkServer, serve
+from pipelines.tools.chaos.fork_server import ForkServer, serve
 
 
 class WarmForkServer(ForkServer):
@@ -90,7 +90,7 @@ def printed_json(log: Path) -> dict:
 
 if __name__ == "__main__":
     from pipelines.command_line.terminal import check_list, worker  # noqa: F401 - imports that forks need not repeat
-    from pipelines.doctor import examination  # noqa: F401
-    from pipelines.image_codes import vqgan_codec  # noqa: F401
+    from pipelines.tasks.text_to_image.image_codes import vqgan_codec  # noqa: F401
+    from pipelines.tools.doctor import examination  # noqa: F401
 
     serve()

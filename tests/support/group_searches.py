@@ -8,11 +8,11 @@ from hivemind.averaging.matchmaking import Matchmaking
 from hivemind.p2p import PeerID
 from hivemind.utils.serializer import MSGPackSerializer
 
-from pipelines.training.averaging.group.matchmaking import (
+from pipelines.core.averaging.group.matchmaking import (
     GroupSearch,
     PacedKeyManager,
 )
-from pipelines.training.swarm_optimizer.gradient_averager import SwarmGradientAverager
+from pipelines.core.epoch.gradient_averager import SwarmGradientAverager
 
 NOTHING_GATHERED = MSGPackSerializer.dumps([None, AveragingMode.NODE.value, MSGPackSerializer.dumps(None)])
 NUMBERS = itertools.count()

@@ -7,23 +7,23 @@ row that is missing or wrong, ready to be put in here.
 
 from typing import NamedTuple
 
-ANSWERING = "training/averaging/answering_averager.py"
-ATTACKERS = "chaos/attacks/hostile_averagers.py"
-AVERAGER = "training/averaging/averager.py"
-DIALLING = "swarm/dialling.py"
-FORKS = "swarm/forks.py"
-GATE = "admission/averaging_gate.py"
-GRADIENTS = "training/swarm_optimizer/gradient_averager.py"
-MISSED = "training/swarm_optimizer/missed_rounds.py"
-NAMES = "admission/protocol_names.py"
-NODE = "admission/dht_gate.py"
-RECORD_LIMITS = "swarm/record_limits.py"
-REDUCER = "training/averaging/reduce/reducer.py"
-ROUND_STATE = "training/averaging/round_state.py"
-RUNNER = "training/averaging/runner.py"
-SEARCH = "training/averaging/group/matchmaking.py"
-SENDING_END = "training/averaging/sending_end.py"
-TRACKER = "training/swarm_optimizer/progress_tracking.py"
+ANSWERING = "core/averaging/answering_averager.py"
+ATTACKERS = "tools/chaos/attacks/hostile_averagers.py"
+AVERAGER = "core/averaging/averager.py"
+DIALLING = "core/swarm/dialling.py"
+FORKS = "core/swarm/forks.py"
+GATE = "core/admission/averaging_gate.py"
+GRADIENTS = "core/epoch/gradient_averager.py"
+MISSED = "core/epoch/missed_rounds.py"
+NAMES = "core/admission/protocol_names.py"
+NODE = "core/admission/dht_gate.py"
+RECORD_LIMITS = "core/swarm/record_limits.py"
+REDUCER = "core/averaging/reduce/reducer.py"
+ROUND_STATE = "core/averaging/round_state.py"
+RUNNER = "core/averaging/runner.py"
+SEARCH = "core/averaging/group/matchmaking.py"
+SENDING_END = "core/averaging/sending_end.py"
+TRACKER = "core/epoch/progress_tracking.py"
 
 
 class Row(NamedTuple):
@@ -53,7 +53,7 @@ CONTRACT = (
         (NODE,), "read: the daemon's process is watched, and ends with its node"),
     Row("p2p.p2p_daemon.P2P.add_binary_stream_handler",
         "async (self, name: str, handler: p2pclient.StreamHandler, balanced: bool=False) -> None",
-        ("swarm/streams/bounded.py",), "replaced on the object: all streams to averagers are bounded there"),
+        ("core/swarm/streams/bounded.py",), "replaced on the object: all streams to averagers are bounded there"),
     Row("p2p.p2p_daemon.P2P._client", "= None",
         (DIALLING, FORKS), "called: only there can a daemon that runs be told an address of a peer; read: its calls"),
     Row("p2p.p2p_daemon_bindings.control.ControlClient._handler_tasks", ": Dict[CallID, asyncio.Task] = {}",
@@ -72,7 +72,8 @@ CONTRACT = (
         (RECORD_LIMITS,), "replaced: whoever fills it hides what is stored"),
     Row("dht.protocol.DHTProtocol.rpc_find",
         "async (self, request: dht_pb2.FindRequest, context: P2PContext) -> dht_pb2.FindResponse",
-        ("chaos/attacks/hostile_records.py",), "replaced on the object: a hostile node answers with its own records"),
+        ("tools/chaos/attacks/hostile_records.py",),
+        "replaced on the object: a hostile node answers with its own records"),
     Row("dht.protocol.DHTProtocol.call_find",
         "async (self, peer: PeerID, keys: Collection[DHTID]) "
         "-> Optional[Dict[DHTID, Tuple[Optional[ValueWithExpiration["
@@ -122,7 +123,7 @@ CONTRACT = (
         (MISSED,), "set: a round that is left counts on this peer's part of the vector, but not on its gradient"),
     Row("averaging.control.StepControl.wait_for_cancel", "async (self)",
         (AVERAGER,), "replaced on the object: hivemind looks once, sometimes too early, and searches on for ever"),
-    Row("averaging.matchmaking.Matchmaking.client_mode", "= client_mode", ("training/averaging/averager.py",),
+    Row("averaging.matchmaking.Matchmaking.client_mode", "= client_mode", ("core/averaging/averager.py",),
         "who only listens is led by others and leads nobody"),
     Row("averaging.matchmaking.Matchmaking.group_key_manager",
         "= GroupKeyManager(dht, prefix, initial_group_bits, target_group_size)",
@@ -174,10 +175,10 @@ CONTRACT = (
         (GRADIENTS,), "set: as local_samples_accumulated"),
     Row("optim.progress_tracker.ProgressTracker.local_progress",
         "= self._get_local_progress(local_epoch=0, samples_accumulated=0)",
-        ("training/swarm_optimizer/progress_tracking.py",),
+        ("core/epoch/progress_tracking.py",),
         "an epoch begins with samples of a round that failed, which say nothing of this peer's speed"),
     Row("optim.progress_tracker.GlobalTrainingProgress.samples_accumulated", ": int",
-        ("training/swarm_optimizer/progress_tracking.py",), "the same, in the swarm's count"),
+        ("core/epoch/progress_tracking.py",), "the same, in the swarm's count"),
     Row("optim.progress_tracker.ProgressTracker.global_progress", "= self._parse_swarm_progress_data(metadata)",
         (TRACKER,), "set: what is known counts at once without those whose claims came to nothing"),
     Row("optim.progress_tracker.ProgressTracker._parse_swarm_progress_data",

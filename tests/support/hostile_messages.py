@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipelines.swarm.streams.refusals import Refusal
+from pipelines.core.swarm.streams.refusals import Refusal
 
 Message = tuple[dict[str, Any], dict[str, Tensor]]
 

@@ -11,9 +11,9 @@ import datasets
 from huggingface_hub import HfApi
 from PIL import Image
 
-from pipelines.data_preparation.reading.reading_options import ReadingOptions
-from pipelines.data_preparation.sources.finding import find_sources
-from pipelines.data_preparation.sources.sample import CaptionImage
+from pipelines.tasks.text_to_image.data_preparation.reading.reading_options import ReadingOptions
+from pipelines.tasks.text_to_image.data_preparation.sources.finding import find_sources
+from pipelines.tasks.text_to_image.data_preparation.sources.sample import CaptionImage
 
 
 def picture(number: int) -> bytes:

@@ -12,12 +12,12 @@ from PIL import Image, ImageDraw
 
 from hub_tools.local_hub import LocalHub
 from hub_tools.publishing.dataset_card import DatasetSummary, ShardSummary, dataset_card
-from pipelines.image_codes.image_code_record import IMAGE_CODE_SCHEMA
-from pipelines.training.metrics.credit.contributions import Contribution, leaderboard
-from pipelines.training.metrics.epoch_summary import EpochSummary
-from pipelines.training.metrics.history import append_point, summary_json
-from pipelines.training.metrics.reel import write_index
-from pipelines.training.run.training_run import TrainingRun
+from pipelines.core.run.training_run import TrainingRun
+from pipelines.features.publishing.metrics.credit.contributions import Contribution, leaderboard
+from pipelines.features.publishing.metrics.epoch_summary import EpochSummary
+from pipelines.features.publishing.metrics.history import append_point, summary_json
+from pipelines.features.publishing.metrics.reel import write_index
+from pipelines.tasks.text_to_image.image_codes.image_code_record import IMAGE_CODE_SCHEMA
 
 HOSTILE_NAME = "<img src=x onerror=alert(1)>"
 NUM_EPOCHS = 30_000

@@ -7,8 +7,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from transformers import PreTrainedTokenizerFast
 
-from pipelines.demo.language.tokenizer import train_text_tokenizer
-from pipelines.training.run.training_run import TrainingRun
+from pipelines.core.run.training_run import TrainingRun
+from pipelines.tools.demo.language.tokenizer import train_text_tokenizer
 
 SEQUENCE_LENGTH = 32
 VOCAB_SIZE = 300

@@ -10,10 +10,10 @@ import itertools
 import json
 import sys
 
-from pipelines.training.run.training_run import TrainingRun
-from pipelines.training.tasks.language_modeling.run_creation import compose_language_run
-from pipelines.training.tasks.language_modeling.task import LanguageModelingTask
-from pipelines.training.tasks.language_modeling.tokenizer import read_tokenizer
+from pipelines.core.run.training_run import TrainingRun
+from pipelines.tasks.language_modeling.run_creation import compose_language_run
+from pipelines.tasks.language_modeling.task import LanguageModelingTask
+from pipelines.tasks.language_modeling.tokenizer import read_tokenizer
 
 
 def answer(request: dict) -> object:

@@ -18,20 +18,20 @@ from typing import Any
 import torch
 from averager_peers import fork_member, join, wait_for_events, write_event
 
-from pipelines.process_table import is_running
-from pipelines.swarm.network_options import NetworkOptions
-from pipelines.swarm.node import visible_addresses
-from pipelines.swarm.upload_limit import UploadLimit
-from pipelines.training.averaging.reducing_end import ReducingEnd
-from pipelines.training.averaging.runner import TrustedAllReduceRunner
-from pipelines.training.averaging.wire.codec import averaging_compression
-from pipelines.training.averaging.wire.parallel_streams import PART_BYTES
-from pipelines.training.peer.process_group import guard_process_group
-from pipelines.training.run.training_run import TrainingRun
-from pipelines.training.swarm_optimizer.assembly import LISTENER
-from pipelines.training.swarm_optimizer.gradient_averager import SwarmGradientAverager
-from pipelines.training.swarm_optimizer.hivemind_options import averager_options
-from pipelines.training.swarm_optimizer.reduction import Reduction
+from hub_tools.processes.process_group import guard_process_group
+from pipelines.core.averaging.reducing_end import ReducingEnd
+from pipelines.core.averaging.runner import TrustedAllReduceRunner
+from pipelines.core.averaging.wire.codec import averaging_compression
+from pipelines.core.averaging.wire.parallel_streams import PART_BYTES
+from pipelines.core.epoch.assembly import LISTENER
+from pipelines.core.epoch.gradient_averager import SwarmGradientAverager
+from pipelines.core.epoch.hivemind_options import averager_options
+from pipelines.core.epoch.reduction import Reduction
+from pipelines.core.run.training_run import TrainingRun
+from pipelines.core.swarm.network_options import NetworkOptions
+from pipelines.core.swarm.node import visible_addresses
+from pipelines.core.swarm.upload_limit import UploadLimit
+from pipelines.tools.process_table import is_running
 
 NUM_VALUES = 2**19
 HELPER, ANCHOR = "helper", "anchor"

@@ -7,7 +7,9 @@ import numpy as np
 import torch
 from safetensors import safe_open
 
-GOLDEN = Path(__file__).parents[1] / "pipelines" / "image_codes" / "llamagen_vq16.safetensors"
+GOLDEN = (
+    Path(__file__).parents[1] / "pipelines" / "tasks" / "text_to_image" / "image_codes" / "llamagen_vq16.safetensors"
+)
 
 
 def golden_shapes(name: str = "shapes") -> dict[str, list[int]]:

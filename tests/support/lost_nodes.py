@@ -8,9 +8,9 @@ import sys
 import time
 from pathlib import Path
 
-from pipelines.swarm.network_options import NetworkOptions
-from pipelines.swarm.node import open_dht, visible_addresses
-from pipelines.training.peer.process_group import guard_process_group
+from hub_tools.processes.process_group import guard_process_group
+from pipelines.core.swarm.network_options import NetworkOptions
+from pipelines.core.swarm.node import open_dht, visible_addresses
 
 LONGEST_WAIT = 60.0
 

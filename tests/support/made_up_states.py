@@ -2,9 +2,9 @@
 
 import torch
 
-from pipelines.training.optimizers.lamb import Lamb
-from pipelines.training.state.digest import named_state
-from pipelines.training.state.snapshot import StateSnapshot
+from pipelines.core.optimizers.lamb import Lamb
+from pipelines.core.state.digest import named_state
+from pipelines.core.state.snapshot import StateSnapshot
 
 
 def made_up_state(seed=0, bits=8, num_steps=2, shapes=((64, 96), (7,))):

@@ -3,12 +3,12 @@
 import torch
 from torch.nn.functional import pad
 
-from pipelines.training.publishing.publishable_task import PublishableTask
-from pipelines.training.run.task import Batch
-from pipelines.training.run.training_run import TrainingRun
-from pipelines.training.tasks.choice import open_task
-from pipelines.training.tasks.language_modeling.samples import IGNORED
-from pipelines.training.tasks.text_to_image.image_code_stream import image_code_batch
+from pipelines.core.run.task import Batch
+from pipelines.core.run.training_run import TrainingRun
+from pipelines.features.publishing.publishable_task import PublishableTask
+from pipelines.tasks.choice import open_task
+from pipelines.tasks.language_modeling.samples import IGNORED
+from pipelines.tasks.text_to_image.image_code_stream import image_code_batch
 
 PADDING = {"input_ids": 0, "attention_mask": 0, "labels": IGNORED}
 SHORTEST_TEXT = 8

@@ -8,16 +8,16 @@ import logging
 import sys
 import threading
 
-from pipelines.chaos.faults.skewed_clock import CLOCK
+from pipelines.tools.chaos.faults.skewed_clock import CLOCK
 
 CLOCK.install()
 CLOCK.own()
 CLOCK.skew(float(sys.argv[2]))
 
-from pipelines.swarm.network_options import NetworkOptions  # noqa: E402
-from pipelines.swarm.node import WrongClockError, open_dht  # noqa: E402
-from pipelines.swarm.rejoining import SECONDS_BETWEEN_LOOKS_AT_THE_CLOCK  # noqa: E402
-from pipelines.training.peer.process_group import guard_process_group  # noqa: E402
+from hub_tools.processes.process_group import guard_process_group  # noqa: E402
+from pipelines.core.swarm.network_options import NetworkOptions  # noqa: E402
+from pipelines.core.swarm.node import WrongClockError, open_dht  # noqa: E402
+from pipelines.core.swarm.rejoining import SECONDS_BETWEEN_LOOKS_AT_THE_CLOCK  # noqa: E402
 
 
 def main(address: str, later: float) -> None:

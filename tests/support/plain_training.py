@@ -3,7 +3,7 @@
 import torch
 from made_up_tasks import joined, made_up_task
 
-from pipelines.training.optimizers.choice import gradient_momentum, linear_schedule, optimizer_parts
+from pipelines.core.optimizers.choice import gradient_momentum, linear_schedule, optimizer_parts
 
 
 def largest_difference(first: dict, second: dict) -> float:

@@ -20,9 +20,9 @@ from language_material import DOCUMENTS, SEQUENCE_LENGTH, tiny_tokenizer, write_
 
 from hub_tools.local_hub import LocalHub
 from hub_tools.processes.child_process import ChildProcess
-from pipelines.chaos.tiny_material import TINY_MODEL_SETTINGS, save_tiny_codec, write_tiny_material
-from pipelines.image_codes.image_code_record import ImageCodeLayout
-from pipelines.training.run.training_run import TrainingRun
+from pipelines.core.run.training_run import TrainingRun
+from pipelines.tasks.text_to_image.image_codes.image_code_record import ImageCodeLayout
+from pipelines.tools.chaos.tiny_material import TINY_MODEL_SETTINGS, save_tiny_codec, write_tiny_material
 
 NUM_RECORDS = 96
 TEXT_DATASET = "org/tiny-documents"

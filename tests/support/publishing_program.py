@@ -16,23 +16,23 @@ from pathlib import Path
 import torch
 
 from hub_tools.endpoint import prepare_hub_client
-from pipelines.swarm.peer_records import PeerMetrics
-from pipelines.swarm.records import Reporter
-from pipelines.training.auxiliary.auxiliary_options import AuxiliaryOptions
-from pipelines.training.auxiliary.publishing.bucket_publisher import BucketPublisher
-from pipelines.training.auxiliary.publishing.checkpoint_writing import write_checkpoint
-from pipelines.training.auxiliary.publishing.commit_budget import CommitBudget
-from pipelines.training.auxiliary.publishing.hub_publisher import HEAD_CHECK_SECONDS, HubPublisher
-from pipelines.training.auxiliary.publishing.publication_spool import PublicationSpool
-from pipelines.training.auxiliary.side_threads import PublishingThread
-from pipelines.training.metrics.credit.claims import RoundLog
-from pipelines.training.metrics.run_metrics import RunMetrics
-from pipelines.training.optimizers.choice import optimizer_parts
-from pipelines.training.repository.organiser import organiser_here
-from pipelines.training.repository.snapshot import RunSnapshot
-from pipelines.training.signing.publisher_keys import PublisherKey
-from pipelines.training.state.checkpoint_tensors import RunState
-from pipelines.training.tasks.choice import open_task
+from pipelines.core.optimizers.choice import optimizer_parts
+from pipelines.core.signing.publisher_keys import PublisherKey
+from pipelines.core.state.checkpoint_tensors import RunState
+from pipelines.core.swarm.peer_records import PeerMetrics
+from pipelines.core.swarm.records import Reporter
+from pipelines.features.publishing.auxiliary.auxiliary_options import AuxiliaryOptions
+from pipelines.features.publishing.auxiliary.publishing.bucket_publisher import BucketPublisher
+from pipelines.features.publishing.auxiliary.publishing.checkpoint_writing import write_checkpoint
+from pipelines.features.publishing.auxiliary.publishing.commit_budget import CommitBudget
+from pipelines.features.publishing.auxiliary.publishing.hub_publisher import HEAD_CHECK_SECONDS, HubPublisher
+from pipelines.features.publishing.auxiliary.publishing.publication_spool import PublicationSpool
+from pipelines.features.publishing.auxiliary.side_threads import PublishingThread
+from pipelines.features.publishing.metrics.credit.claims import RoundLog
+from pipelines.features.publishing.metrics.run_metrics import RunMetrics
+from pipelines.features.publishing.repository.organiser import organiser_here
+from pipelines.features.publishing.repository.snapshot import RunSnapshot
+from pipelines.tasks.choice import open_task
 
 SECONDS_TO_PUBLISH = 240
 

@@ -14,13 +14,13 @@ from huggingface_hub.utils import disable_progress_bars
 from PIL import Image, ImageDraw
 
 from hub_tools.run_files import METRICS_FOLDER, REEL_FOLDER
-from pipelines.training.metrics.credit.contribution_files import write_contributions
-from pipelines.training.metrics.credit.contributions import Contribution, ContributionLedger
-from pipelines.training.metrics.evaluation.checkpoint_figures import CheckpointFigure, write_figures
-from pipelines.training.metrics.evaluation.held_out_losses import write_evaluations
-from pipelines.training.metrics.history import write_history
-from pipelines.training.metrics.reel import write_index
-from pipelines.training.run.training_run import TrainingRun
+from pipelines.core.run.training_run import TrainingRun
+from pipelines.features.publishing.metrics.credit.contribution_files import write_contributions
+from pipelines.features.publishing.metrics.credit.contributions import Contribution, ContributionLedger
+from pipelines.features.publishing.metrics.evaluation.checkpoint_figures import CheckpointFigure, write_figures
+from pipelines.features.publishing.metrics.evaluation.held_out_losses import write_evaluations
+from pipelines.features.publishing.metrics.history import write_history
+from pipelines.features.publishing.metrics.reel import write_index
 
 PROMPTS = ("a red fox", "two green birds <3")
 

@@ -9,10 +9,10 @@ import sys
 from huggingface_hub import HfApi
 
 from hub_tools.endpoint import prepare_hub_client
-from pipelines.training.metrics.history import read_history
-from pipelines.training.repository.rollback import carry_out, plan_rollback
-from pipelines.training.repository.snapshot import RunSnapshot
-from pipelines.training.state.checkpoint_tensors import run_state_in
+from pipelines.core.state.checkpoint_tensors import run_state_in
+from pipelines.features.publishing.metrics.history import read_history
+from pipelines.features.publishing.repository.rollback import carry_out, plan_rollback
+from pipelines.features.publishing.repository.snapshot import RunSnapshot
 
 
 def all_of(snapshot: RunSnapshot) -> dict[str, object]:

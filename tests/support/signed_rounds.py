@@ -11,14 +11,14 @@ from hivemind.compression import CompressionInfo, Float16Compression, NoCompress
 from hivemind.p2p import PeerID
 from hivemind.utils.crypto import RSAPrivateKey
 
-from pipelines.admission.averaging_gate import AdmissionGate, GroupSignatures
-from pipelines.admission.tokens import TokenCheck, der_of, own_admission, peer_id_of, self_signed_token
+from pipelines.core.admission.averaging_gate import AdmissionGate, GroupSignatures
+from pipelines.core.admission.tokens import TokenCheck, der_of, own_admission, peer_id_of, self_signed_token
+from pipelines.core.averaging.checks import PartForm, RoundTerms
+from pipelines.core.averaging.reduce.robust_aggregation import AggregationRule, aggregate, bounded_weights
+from pipelines.core.averaging.wire.codec import Blockwise8BitCodec
+from pipelines.core.averaging.wire.signed_answers import WeighedInput, answer_statement
+from pipelines.core.averaging.wire.signed_inputs import part_statement
 from pipelines.features.audits.evidence import Evidence
-from pipelines.training.averaging.checks import PartForm, RoundTerms
-from pipelines.training.averaging.reduce.robust_aggregation import AggregationRule, aggregate, bounded_weights
-from pipelines.training.averaging.wire.codec import Blockwise8BitCodec
-from pipelines.training.averaging.wire.signed_answers import WeighedInput, answer_statement
-from pipelines.training.averaging.wire.signed_inputs import part_statement
 
 GROUP, PART, NUM_VALUES = b"group", 1, 2**14
 RULE = AggregationRule()

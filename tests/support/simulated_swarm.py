@@ -10,10 +10,10 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
-from pipelines.swarm.records import sender_name
-from pipelines.training.state.anchors import Anchorage, Roster, anchored, is_contradicted
-from pipelines.training.state.votes import count_votes, electorate
-from pipelines.training.swarm_optimizer.acquaintances import Acquaintances, believed_epoch
+from pipelines.core.epoch.acquaintances import Acquaintances, believed_epoch
+from pipelines.core.state.anchors import Anchorage, Roster, anchored, is_contradicted
+from pipelines.core.state.votes import count_votes, electorate
+from pipelines.core.swarm.records import sender_name
 
 START = "start"
 FAR = 10**6

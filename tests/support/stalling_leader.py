@@ -9,12 +9,12 @@ import json
 
 import torch
 
-from pipelines.chaos.attacks.hostile_averagers import StallingLeader
-from pipelines.swarm.network_options import NetworkOptions
-from pipelines.swarm.node import open_dht, visible_addresses
-from pipelines.training.averaging.reduce.suspects import Offence
-from pipelines.training.peer.process_group import guard_process_group
-from pipelines.training.swarm_optimizer.gradient_averager import SwarmGradientAverager
+from hub_tools.processes.process_group import guard_process_group
+from pipelines.core.averaging.reduce.suspects import Offence
+from pipelines.core.epoch.gradient_averager import SwarmGradientAverager
+from pipelines.core.swarm.network_options import NetworkOptions
+from pipelines.core.swarm.node import open_dht, visible_addresses
+from pipelines.tools.chaos.attacks.hostile_averagers import StallingLeader
 
 LOOPBACK = NetworkOptions(host_addresses=("/ip4/127.0.0.1/tcp/0",))
 MATCHMAKING_SECONDS = 2.0

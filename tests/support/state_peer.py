@@ -16,26 +16,26 @@ from made_up_tasks import made_up_task
 from safetensors.torch import save_file
 from swarm_peer import write_event
 
-from pipelines.swarm.network_options import NetworkOptions
-from pipelines.swarm.node import open_dht, visible_addresses
-from pipelines.swarm.records import SwarmRecords
-from pipelines.training.optimizers.choice import optimizer_parts
-from pipelines.training.peer.pausing import stop_on_signals
-from pipelines.training.peer.process_group import guard_process_group
-from pipelines.training.peer.training_peer import TrainingPeer
-from pipelines.training.run.compute_options import ComputeOptions
-from pipelines.training.run.training_run import TrainingRun
-from pipelines.training.state.anchors import AnchorWatch
-from pipelines.training.state.checkpoint_tensors import RunState, save_training_state
-from pipelines.training.state.digest import make_manifest
-from pipelines.training.state.download import StateDownloadError
-from pipelines.training.state.exchange import StateExchange, StateService
-from pipelines.training.state.training_state import TrainingState
-from pipelines.training.state.transfer import StateTransfer
-from pipelines.training.swarm_optimizer.acquaintances import Acquaintances
-from pipelines.training.swarm_optimizer.hivemind_options import transfer_limits
-from pipelines.training.swarm_optimizer.progress_tracking import SwarmProgressTracker
-from pipelines.training.tasks.text_to_image.model import initial_model
+from hub_tools.processes.process_group import guard_process_group
+from pipelines.core.epoch.acquaintances import Acquaintances
+from pipelines.core.epoch.hivemind_options import transfer_limits
+from pipelines.core.epoch.progress_tracking import SwarmProgressTracker
+from pipelines.core.optimizers.choice import optimizer_parts
+from pipelines.core.peer.pausing import stop_on_signals
+from pipelines.core.peer.training_peer import TrainingPeer
+from pipelines.core.run.compute_options import ComputeOptions
+from pipelines.core.run.training_run import TrainingRun
+from pipelines.core.state.anchors import AnchorWatch
+from pipelines.core.state.checkpoint_tensors import RunState, save_training_state
+from pipelines.core.state.digest import make_manifest
+from pipelines.core.state.download import StateDownloadError
+from pipelines.core.state.exchange import StateExchange, StateService
+from pipelines.core.state.training_state import TrainingState
+from pipelines.core.state.transfer import StateTransfer
+from pipelines.core.swarm.network_options import NetworkOptions
+from pipelines.core.swarm.node import open_dht, visible_addresses
+from pipelines.core.swarm.records import SwarmRecords
+from pipelines.tasks.text_to_image.model import initial_model
 
 
 class SlowService(StateService):

@@ -13,17 +13,17 @@ from pathlib import Path
 
 import torch
 
-from pipelines.serving.blocks.client.distributed_model import local_server
-from pipelines.serving.blocks.service import BlocksService
-from pipelines.serving.blocks.weights import find_model
-from pipelines.swarm.network_options import NetworkOptions
-from pipelines.swarm.node import open_dht, visible_addresses
-from pipelines.swarm.streams.introductions import Introductions
-from pipelines.swarm.streams.peer_loop import PeerLoop
-from pipelines.swarm.streams.quotas import Quota
-from pipelines.swarm.streams.refusals import Refusal
-from pipelines.swarm.streams.server import StreamLimits, StreamServer
-from pipelines.training.peer.process_group import guard_process_group
+from hub_tools.processes.process_group import guard_process_group
+from pipelines.core.swarm.network_options import NetworkOptions
+from pipelines.core.swarm.node import open_dht, visible_addresses
+from pipelines.core.swarm.streams.introductions import Introductions
+from pipelines.core.swarm.streams.peer_loop import PeerLoop
+from pipelines.core.swarm.streams.quotas import Quota
+from pipelines.core.swarm.streams.refusals import Refusal
+from pipelines.core.swarm.streams.server import StreamLimits, StreamServer
+from pipelines.features.serving.blocks.client.distributed_model import local_server
+from pipelines.features.serving.blocks.service import BlocksService
+from pipelines.features.serving.blocks.weights import find_model
 
 NAMESPACE, SERVICE = "a-run", "echo"
 HOST = "/ip4/127.0.0.1/tcp/0"

@@ -13,10 +13,10 @@ import sys
 from huggingface_hub.hf_file_system import HfFileSystemFile
 
 from modeling_dalle_collab import DalleCollabProcessor
-from pipelines.training.peer.prefetching import prefetched
-from pipelines.training.run.block_order import BlockOrder
-from pipelines.training.run.span_source import WholeDataset
-from pipelines.training.tasks.text_to_image.image_code_stream import dataset_layout, stream_batches, training_blocks
+from pipelines.core.peer.prefetching import prefetched
+from pipelines.core.run.block_order import BlockOrder
+from pipelines.core.run.span_source import WholeDataset
+from pipelines.tasks.text_to_image.image_code_stream import dataset_layout, stream_batches, training_blocks
 
 
 def read(request: dict) -> list[list]:

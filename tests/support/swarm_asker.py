@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 from hub_tools.endpoint import prepare_hub_client
-from pipelines.serving.draw.asking_run import open_studio
-from pipelines.swarm.network_options import NetworkOptions
-from pipelines.training.peer.process_group import guard_process_group
+from hub_tools.processes.process_group import guard_process_group
+from pipelines.core.swarm.network_options import NetworkOptions
+from pipelines.features.serving.draw.asking_run import open_studio
 
 
 def main(repository: str, candidates: str, progress: str = "/dev/null") -> None:

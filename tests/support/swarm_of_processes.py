@@ -12,14 +12,14 @@ from forked_processes import ForkedProcess, fork_server
 from language_material import ALBERT, GPT2, SEQUENCE_LENGTH
 from running_programs import end_of, wait_for
 
-from pipelines.chaos.tiny_material import TINY_MODEL_SETTINGS
-from pipelines.demo.running.event_files import read_events
-from pipelines.process_table import group_members, signal_processes
-from pipelines.training.run.training_run import TrainingRun
+from pipelines.core.run.training_run import TrainingRun
+from pipelines.tools.chaos.tiny_material import TINY_MODEL_SETTINGS
+from pipelines.tools.demo.running.event_files import read_events
+from pipelines.tools.process_table import group_members, signal_processes
 
 TINY_MODEL = dict(**TINY_MODEL_SETTINGS, text_vocab_size=40, codebook_size=32, image_grid_size=4)
 
-HOSTILE_PROCESS = "pipelines.chaos.attacks.hostile_process"
+HOSTILE_PROCESS = "pipelines.tools.chaos.attacks.hostile_process"
 PATIENT = dict(matchmaking_seconds=3.0, averaging_timeout_seconds=80.0, progress_expiration_seconds=30.0)
 """Changes of a tiny run in which every round has to succeed: how long peers wait follows from these, and on a busy
 machine an answer takes a second."""

@@ -17,17 +17,17 @@ from false_deliveries import deliver_falsely
 from made_up_tasks import made_up_batch, made_up_task
 from safetensors.torch import save_file
 
-from pipelines.process_table import group_members
-from pipelines.swarm.network_options import NetworkOptions
-from pipelines.swarm.node import visible_addresses
-from pipelines.training.averaging.runner import TrustedAllReduceRunner
-from pipelines.training.averaging.sending_end import SendingEnd
-from pipelines.training.peer.entering import PeerParts, enter_run
-from pipelines.training.peer.process_group import guard_process_group
-from pipelines.training.peer.training_peer import TrainingPeer
-from pipelines.training.run.compute_options import ComputeOptions
-from pipelines.training.run.task import mean_loss
-from pipelines.training.run.training_run import TrainingRun
+from hub_tools.processes.process_group import guard_process_group
+from pipelines.core.averaging.runner import TrustedAllReduceRunner
+from pipelines.core.averaging.sending_end import SendingEnd
+from pipelines.core.peer.entering import PeerParts, enter_run
+from pipelines.core.peer.training_peer import TrainingPeer
+from pipelines.core.run.compute_options import ComputeOptions
+from pipelines.core.run.task import mean_loss
+from pipelines.core.run.training_run import TrainingRun
+from pipelines.core.swarm.network_options import NetworkOptions
+from pipelines.core.swarm.node import visible_addresses
+from pipelines.tools.process_table import group_members
 
 
 def write_event(path: Path, **values: object) -> None:

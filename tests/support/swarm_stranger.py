@@ -20,23 +20,23 @@ from hivemind.utils.multiaddr import Multiaddr
 from hivemind.utils.serializer import MSGPackSerializer
 from swarm_peer import write_event
 
-from pipelines.admission.averaging_gate import AdmissionGate
-from pipelines.admission.client import seek_admission
-from pipelines.admission.dht_gate import access_token
-from pipelines.demo.running.event_files import read_events
-from pipelines.swarm.network_options import NetworkOptions
-from pipelines.swarm.node import SwarmUnreachableError, open_dht
-from pipelines.swarm.peer_records import PeerMetrics
-from pipelines.swarm.records import SwarmRecords
-from pipelines.swarm.streams.asking import open_conversation
-from pipelines.swarm.streams.introductions import Introductions
-from pipelines.swarm.streams.refusals import Refusal
-from pipelines.training.peer.process_group import guard_process_group
-from pipelines.training.run.door import door_of
-from pipelines.training.run.training_run import TrainingRun
-from pipelines.training.state.download import manifest_request
-from pipelines.training.state.exchange import SERVICE
-from pipelines.training.swarm_optimizer.gradient_averager import SwarmGradientAverager
+from hub_tools.processes.process_group import guard_process_group
+from pipelines.core.admission.averaging_gate import AdmissionGate
+from pipelines.core.admission.client import seek_admission
+from pipelines.core.admission.dht_gate import access_token
+from pipelines.core.epoch.gradient_averager import SwarmGradientAverager
+from pipelines.core.run.door import door_of
+from pipelines.core.run.training_run import TrainingRun
+from pipelines.core.state.download import manifest_request
+from pipelines.core.state.exchange import SERVICE
+from pipelines.core.swarm.network_options import NetworkOptions
+from pipelines.core.swarm.node import SwarmUnreachableError, open_dht
+from pipelines.core.swarm.peer_records import PeerMetrics
+from pipelines.core.swarm.records import SwarmRecords
+from pipelines.core.swarm.streams.asking import open_conversation
+from pipelines.core.swarm.streams.introductions import Introductions
+from pipelines.core.swarm.streams.refusals import Refusal
+from pipelines.tools.demo.running.event_files import read_events
 
 SECONDS = 60.0
 METRICS = dict(

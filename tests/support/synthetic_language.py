@@ -17,7 +17,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from pipelines.demo.language.tokenizer import train_text_tokenizer
+from pipelines.tools.demo.language.tokenizer import train_text_tokenizer
 
 SEQUENCE_LENGTH, NUM_NAMES = 32, 12
 SYLLABLES = [first + second for first in "bdfgklmnprst" for second in "aiou"]

@@ -6,11 +6,11 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from modeling_dalle_collab import DalleCollabConfig, DalleCollabForConditionalGeneration, DalleCollabProcessor
-from pipelines.clip.clip_folder import save_clip_folder, train_clip_tokenizer
-from pipelines.clip.clip_reranking import new_clip
-from pipelines.clip.clip_training import PREPROCESS, ClipTrainingConfig
-from pipelines.image_codes.vqgan_codec import VQGANCodec
-from pipelines.image_codes.vqgan_config import VQGANConfig
+from pipelines.tasks.text_to_image.clip.clip_folder import save_clip_folder, train_clip_tokenizer
+from pipelines.tasks.text_to_image.clip.clip_reranking import new_clip
+from pipelines.tasks.text_to_image.clip.clip_training import PREPROCESS, ClipTrainingConfig
+from pipelines.tasks.text_to_image.image_codes.vqgan_codec import VQGANCodec
+from pipelines.tasks.text_to_image.image_codes.vqgan_config import VQGANConfig
 
 TEXT_LENGTH, GRID, NUM_CODES = 8, 4, 12
 

@@ -4,8 +4,8 @@ import json
 import random
 from collections import Counter
 
-from pipelines.training.ledger.ledger import Ledger, LedgerOptions
-from pipelines.training.run.block_order import BlockOrder
+from pipelines.core.run.block_order import BlockOrder
+from pipelines.features.ledger.ledger import Ledger, LedgerOptions
 
 ROWS = 64
 

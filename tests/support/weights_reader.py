@@ -7,9 +7,9 @@ import dataclasses
 import json
 import sys
 
-from pipelines.serving.blocks.spans import load_span, tensor_prefixes
-from pipelines.serving.blocks.weights import find_model
-from pipelines.training.repository.manifest import CheckpointRefusedError
+from pipelines.features.publishing.repository.manifest import CheckpointRefusedError
+from pipelines.features.serving.blocks.spans import load_span, tensor_prefixes
+from pipelines.features.serving.blocks.weights import find_model
 
 
 def main(repository: str, layers: range) -> dict[str, object]:

@@ -25,7 +25,7 @@ def verify(
       dalle-collab data verify my-dataset
     """
 
-    from pipelines.data_preparation.inspection.verification import verify_folder
+    from pipelines.tasks.text_to_image.data_preparation.inspection.verification import verify_folder
 
     with open_progress(transient=True) as bar:
         task = bar.add_task("verifying shards", total=None)
@@ -54,8 +54,8 @@ def train_tokenizer(
 
       dalle-collab data train-tokenizer my-dataset --vocab-size 512 --output my-tokenizer
     """
-    from pipelines.data_preparation.tokenizer_training import captions_of
-    from pipelines.data_preparation.tokenizer_training import train_tokenizer as train
+    from pipelines.tasks.text_to_image.data_preparation.tokenizer_training import captions_of
+    from pipelines.tasks.text_to_image.data_preparation.tokenizer_training import train_tokenizer as train
 
     tokenizer = train(captions_of(folder_or_dataset), vocab_size)
     tokenizer.save_pretrained(output)

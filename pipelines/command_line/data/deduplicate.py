@@ -10,7 +10,7 @@ from pipelines.command_line.data.filter_options import Places, with_filter_optio
 from pipelines.command_line.data.outcome_table import print_outcomes
 
 if TYPE_CHECKING:
-    from pipelines.data_preparation.filtering import FilterPolicy
+    from pipelines.tasks.text_to_image.data_preparation.filtering import FilterPolicy
 
 
 @with_filter_options
@@ -32,11 +32,11 @@ def deduplicate(
       dalle-collab data prepare pictures/ --codec my-codec --output my-dataset --leave-out duplicates/duplicates.parquet
     """
 
-    from pipelines.data_preparation.sources.finding import find_sources
+    from pipelines.tasks.text_to_image.data_preparation.sources.finding import find_sources
 
     found = find_sources(sources, policy.reading)
-    from pipelines.data_preparation.deduplication.duplicates import LIST_NAME, find_duplicates
-    from pipelines.torch_devices import num_cores
+    from pipelines.core.torch_devices import num_cores
+    from pipelines.tasks.text_to_image.data_preparation.deduplication.duplicates import LIST_NAME, find_duplicates
 
     with open_progress(transient=True) as bar:
         task = bar.add_task("fingerprinting", total=len(found))

@@ -43,8 +43,8 @@ def download(
     """
     from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    from pipelines.data_preparation.downloading.download import DownloadOptions, download_list
-    from pipelines.data_preparation.downloading.fetching import USER_AGENT, FetchingOptions
+    from pipelines.tasks.text_to_image.data_preparation.downloading.download import DownloadOptions, download_list
+    from pipelines.tasks.text_to_image.data_preparation.downloading.fetching import USER_AGENT, FetchingOptions
 
     options = DownloadOptions(
         part_size=part_size,

@@ -10,7 +10,7 @@ import typer
 from hub_tools.checks import check_choice
 
 if TYPE_CHECKING:
-    from pipelines.data_preparation.engines.part import Part
+    from pipelines.tasks.text_to_image.data_preparation.engines.part import Part
 
 ENGINES = ("local", "ray")
 DEVICES_OF_CLUSTER = ("cpu", "cuda")
@@ -36,7 +36,7 @@ class EngineChoice:
     @classmethod
     def parse(cls, engine: str, part: str | None, device: str) -> Self:
         """The engine that the options mean; ValueError for those that do not fit together."""
-        from pipelines.data_preparation.engines.part import Part
+        from pipelines.tasks.text_to_image.data_preparation.engines.part import Part
 
         name, _, address = engine.partition(":")
         check_choice("--engine", name, ENGINES)

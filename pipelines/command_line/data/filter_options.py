@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from pipelines.data_preparation.filtering import FilterPolicy
+    from pipelines.tasks.text_to_image.data_preparation.filtering import FilterPolicy
 
 Places = Annotated[
     list[str], typer.Argument(help="Tars, Parquet files, folders of them or of pictures, or Hub datasets ORG/NAME.")
@@ -52,8 +52,8 @@ def read_policy(
     ] = None,
 ) -> "FilterPolicy":
     """The filter that these options describe; ValueError for values out of range."""
-    from pipelines.data_preparation.filtering import FilterPolicy
-    from pipelines.data_preparation.reading.reading_options import ReadingOptions
+    from pipelines.tasks.text_to_image.data_preparation.filtering import FilterPolicy
+    from pipelines.tasks.text_to_image.data_preparation.reading.reading_options import ReadingOptions
 
     return FilterPolicy(
         min_caption_length=min_caption_length,

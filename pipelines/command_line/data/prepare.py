@@ -26,9 +26,13 @@ from pipelines.command_line.jobs.job_options import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from pipelines.data_preparation.filtering import FilterPolicy, FilterReport
-    from pipelines.data_preparation.shard_writing import Preparation, PreparationProgress, PreparationResult
-    from pipelines.data_preparation.sources.sample import CaptionImageSource
+    from pipelines.tasks.text_to_image.data_preparation.filtering import FilterPolicy, FilterReport
+    from pipelines.tasks.text_to_image.data_preparation.shard_writing import (
+        Preparation,
+        PreparationProgress,
+        PreparationResult,
+    )
+    from pipelines.tasks.text_to_image.data_preparation.sources.sample import CaptionImageSource
 
 MOST_NAMES_SHOWN = 10
 ADVICE = {
@@ -104,7 +108,7 @@ def prepare(
         return
     if job_publish is not None:
         raise ValueError("--job-publish is for Jobs only. Name their hardware too: --on-jobs t4-small")
-    from pipelines.data_preparation.pictures.picture_options import PictureOptions
+    from pipelines.tasks.text_to_image.data_preparation.pictures.picture_options import PictureOptions
 
     if codec_revision is not None and Path(codec).is_dir():
         raise ValueError(f"Codec {codec} is a folder and has no revisions. Leave out --codec-revision.")
@@ -112,9 +116,9 @@ def prepare(
     # Before torch is imported, so that a mistake is reported at once.
     how = EngineChoice.parse(engine, part, device)
     found = _find_sources(sources, policy, leave_out)
-    from pipelines.data_preparation.shard_writing import Preparation, PreparationOptions
-    from pipelines.image_codes.codec_code import open_codec
-    from pipelines.torch_devices import num_cores, torch_devices
+    from pipelines.core.torch_devices import num_cores, torch_devices
+    from pipelines.tasks.text_to_image.data_preparation.shard_writing import Preparation, PreparationOptions
+    from pipelines.tasks.text_to_image.image_codes.codec_code import open_codec
 
     # What hands out work to a cluster needs no GPU.
     devices = torch_devices(device) if how.name == "local" else (device,)
@@ -145,7 +149,7 @@ def prepare(
 
 
 def _find_sources(places: list[str], policy: "FilterPolicy", leave_out: Path | None) -> "Sequence[CaptionImageSource]":
-    from pipelines.data_preparation.sources.finding import find_sources
+    from pipelines.tasks.text_to_image.data_preparation.sources.finding import find_sources
 
     # A worker on another machine is in another folder.
     found = find_sources(
@@ -153,7 +157,10 @@ def _find_sources(places: list[str], policy: "FilterPolicy", leave_out: Path | N
     )
     if leave_out is None:
         return found
-    from pipelines.data_preparation.deduplication.duplicates import DuplicatesList, SourceWithoutDuplicates
+    from pipelines.tasks.text_to_image.data_preparation.deduplication.duplicates import (
+        DuplicatesList,
+        SourceWithoutDuplicates,
+    )
 
     duplicates = DuplicatesList(leave_out)
     return [SourceWithoutDuplicates(source, duplicates) for source in found]
@@ -161,8 +168,8 @@ def _find_sources(places: list[str], policy: "FilterPolicy", leave_out: Path | N
 
 def _print_preview(sources: "Sequence[CaptionImageSource]", output: Path) -> None:
     """Show the first captions of a folder before hours of encoding, unless an earlier call has shown them."""
-    from pipelines.data_preparation.sources.folder_source import FolderSource
-    from pipelines.data_preparation.sources.sample import CaptionImage
+    from pipelines.tasks.text_to_image.data_preparation.sources.folder_source import FolderSource
+    from pipelines.tasks.text_to_image.data_preparation.sources.sample import CaptionImage
 
     if output.exists():
         return
@@ -184,7 +191,7 @@ def _prepare_with_progress(
         TimeRemainingColumn,
     )
 
-    from pipelines.data_preparation.shard_writing import PreparationProgress
+    from pipelines.tasks.text_to_image.data_preparation.shard_writing import PreparationProgress
 
     columns = (
         TextColumn("encoding"),
@@ -218,11 +225,11 @@ def _prepare(
     on_progress: "Callable[[PreparationProgress], None]",
 ) -> "PreparationResult | None":
     if how.name == "ray":
-        from pipelines.data_preparation.engines.ray_engine import prepare_with_ray
+        from pipelines.tasks.text_to_image.data_preparation.engines.ray_engine import prepare_with_ray
 
         return prepare_with_ray(preparation, address=how.address, num_workers=workers, on_progress=on_progress)
     if how.part is not None:
-        from pipelines.data_preparation.engines.part_preparation import prepare_part
+        from pipelines.tasks.text_to_image.data_preparation.engines.part_preparation import prepare_part
 
         done = prepare_part(preparation, how.part, on_progress=on_progress)
         typer.echo(f"Part {how.part}: {counted(done.num_shards, 'shard')} finished.")
@@ -233,7 +240,7 @@ def _prepare(
                 "together; if all have ended, run those again that failed, or the same command without --part."
             )
         return done.whole
-    from pipelines.data_preparation.shard_writing import prepare_shards
+    from pipelines.tasks.text_to_image.data_preparation.shard_writing import prepare_shards
 
     return prepare_shards(preparation.sources, preparation.codec, preparation.output, preparation.options, on_progress)
 

@@ -11,7 +11,7 @@ from hub_tools.printing.consoles import open_progress
 if TYPE_CHECKING:
     import torch
 
-    from pipelines.data_preparation.inspection.dataset_facts import DatasetFacts
+    from pipelines.tasks.text_to_image.data_preparation.inspection.dataset_facts import DatasetFacts
 
 
 def show(
@@ -32,9 +32,9 @@ def show(
     """
     import torch
 
-    from pipelines.data_preparation.inspection.record_sampling import spread_records
-    from pipelines.image_codes.codec_code import open_codec
-    from pipelines.image_codes.picture_grid import picture_grid
+    from pipelines.tasks.text_to_image.data_preparation.inspection.record_sampling import spread_records
+    from pipelines.tasks.text_to_image.image_codes.codec_code import open_codec
+    from pipelines.tasks.text_to_image.image_codes.picture_grid import picture_grid
 
     loaded = open_codec(codec)
     captions, image_codes = spread_records(folder, num_records, codec_fingerprint=loaded.fingerprint)
@@ -53,10 +53,10 @@ def _write_page(path: Path, folder: Path, captions: list[str], pictures: "torch.
     import numpy as np
 
     from hub_tools.atomic_files import write_text_whole
-    from pipelines.data_preparation.inspection.dataset_facts import collect_facts
-    from pipelines.data_preparation.pictures.dropped_pictures import read_dropped_pictures
-    from pipelines.data_preparation.preparation_manifest import load_manifest, load_report
-    from pipelines.pages.dataset.dataset_page import DatasetPage, dataset_page
+    from pipelines.tasks.text_to_image.data_preparation.inspection.dataset_facts import collect_facts
+    from pipelines.tasks.text_to_image.data_preparation.pictures.dropped_pictures import read_dropped_pictures
+    from pipelines.tasks.text_to_image.data_preparation.preparation_manifest import load_manifest, load_report
+    from pipelines.tools.pages.dataset.dataset_page import DatasetPage, dataset_page
 
     with open_progress(transient=True) as bar:
         task = bar.add_task("counting", total=None)

@@ -40,8 +40,8 @@ def start(
       dalle-collab start icons/ --name my-org/icons --caption-from name --hours 0.25
       dalle-collab start pictures/ --name my-org/birds --hours 8 --online
     """
-    from pipelines.data_preparation.reading.reading_options import ReadingOptions
-    from pipelines.demo.demo_plan import split_name
+    from pipelines.tasks.text_to_image.data_preparation.reading.reading_options import ReadingOptions
+    from pipelines.tools.demo.demo_plan import split_name
 
     reading = ReadingOptions(caption_from=caption_from, caption_lines=caption_lines)
     folder = output or Path(f"{split_name(name)[1]}-run")
@@ -53,10 +53,10 @@ def start(
         raise ValueError("--announce is for --online: without it nobody connects from elsewhere.")
     with opened_demo() as console:
         with loading(console):
-            from pipelines.demo.own_pictures import run_own_pictures
-            from pipelines.demo.running_spaces import look_around
-            from pipelines.demo.summary import show_end
-            from pipelines.torch_devices import num_cores
+            from pipelines.core.torch_devices import num_cores
+            from pipelines.tools.demo.own_pictures import run_own_pictures
+            from pipelines.tools.demo.running_spaces import look_around
+            from pipelines.tools.demo.summary import show_end
 
         summary = run_own_pictures(
             pictures,

@@ -9,12 +9,12 @@ import torch
 from pipelines.command_line.explaining.run_meaning import UNREADABLE, DatasetSample, explain_run
 from pipelines.command_line.explaining.slow_links import settings_for_links
 from pipelines.command_line.explaining.small_runs import fit_small_run
-from pipelines.training.optimizers.choice import parameter_groups
-from pipelines.training.publishing.publishable_task import RunRequest
-from pipelines.training.run.setting_list import settings_without_effect
-from pipelines.training.run.training_run import TrainingRun
-from pipelines.training.tasks.choice import compose_run, open_task
-from pipelines.training.tasks.presets import preset_settings
+from pipelines.core.optimizers.choice import parameter_groups
+from pipelines.core.run.training_run import TrainingRun
+from pipelines.features.publishing.publishable_task import RunRequest
+from pipelines.tasks.choice import compose_run, open_task
+from pipelines.tasks.presets import preset_settings
+from pipelines.tasks.setting_list import settings_without_effect
 
 
 def compose_explained(

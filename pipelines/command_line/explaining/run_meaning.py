@@ -12,12 +12,12 @@ from huggingface_hub import HfFileSystem
 
 from modeling_dalle_collab import DalleCollabConfig
 from pipelines.command_line.explaining.slow_links import SECONDS_OF_A_BATCH, round_seconds
-from pipelines.doctor.hub_checks import USER_ERRORS
-from pipelines.doctor.organiser_checks import check_rate, passes_over
-from pipelines.doctor.run_examination import count_records, dataset_files
-from pipelines.memory_estimate.models.dalle_collab_compute import training_flops
-from pipelines.training.run.training_run import TrainingRun
-from pipelines.training.tasks.text_to_image.model import checked_configuration
+from pipelines.core.run.training_run import TrainingRun
+from pipelines.features.memory_estimate.models.dalle_collab_compute import training_flops
+from pipelines.tasks.text_to_image.model import checked_configuration
+from pipelines.tools.doctor.hub_checks import USER_ERRORS
+from pipelines.tools.doctor.organiser_checks import check_rate, passes_over
+from pipelines.tools.doctor.run_examination import count_records, dataset_files
 
 RATES = {"samples": (10, 100, 1000), "tokens": (10_000, 100_000, 1_000_000)}
 """Per second, of all peers together."""

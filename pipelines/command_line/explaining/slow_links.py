@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from pipelines.training.run.training_run import TrainingRun
+from pipelines.core.run.training_run import TrainingRun
 
 SECONDS_OF_A_BATCH = 10.0
 """What a round may take, divided among the batches that are computed between two rounds."""

@@ -8,12 +8,12 @@ from typing import Any
 from hub_tools.counted import duration
 from modeling_dalle_collab import DalleCollabConfig
 from pipelines.command_line.explaining.run_meaning import DatasetSample, fitting_length
-from pipelines.doctor.organiser_checks import WIDTH_EXPONENTS
-from pipelines.memory_estimate.models.dalle_collab_compute import training_flops
-from pipelines.torch_devices import num_cores
-from pipelines.training.run.training_run import TrainingRun
-from pipelines.training.tasks.presets import DEMO
-from pipelines.training.tasks.text_to_image.model import known_settings
+from pipelines.core.run.training_run import TrainingRun
+from pipelines.core.torch_devices import num_cores
+from pipelines.features.memory_estimate.models.dalle_collab_compute import training_flops
+from pipelines.tasks.presets import DEMO
+from pipelines.tasks.text_to_image.model import known_settings
+from pipelines.tools.doctor.organiser_checks import WIDTH_EXPONENTS
 
 SPEEDS = {"core": 2.5e10, "t4": 1.3e13, "l4": 2.4e13, "rtx4090": 3.3e13, "a100": 6.2e13, "h100": 2e14}
 """FLOP/s while training. A core's and the H100's were measured (docs/measurements.md); the other cards are given the

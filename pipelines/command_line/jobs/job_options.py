@@ -59,7 +59,7 @@ def run_as_job(
 
     from hub_tools.endpoint import current_endpoint, is_public_hub
     from hub_tools.hub_jobs import JobPlan, describe_plan, hardware_of, submit
-    from pipelines.training.run.versions import package_version
+    from pipelines.core.run.versions import package_version
 
     token = get_token()
     if token is None:

@@ -11,7 +11,7 @@ from pipelines.command_line.terminal.setting_options import refuse_given
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from pipelines.conversion.converted_folder import Conversion
+    from pipelines.tasks.text_to_image.conversion.converted_folder import Conversion
 
 
 def convert(
@@ -48,14 +48,14 @@ def convert(
       dalle-collab model convert dalle.pt --output dalle --conv-window corner --codebook-size 1024
       --attention-pattern row,column --pad-token-id 0
     """
-    from pipelines.conversion.converted_folder import convert_checkpoint, require_paths
+    from pipelines.tasks.text_to_image.conversion.converted_folder import convert_checkpoint, require_paths
 
     if "convolutional" not in f"{attention_pattern},{final_attention}":
         refuse_given(context, "no layer has convolutional attention", "conv_kernel_size", "conv_window")
     require_paths(checkpoint, output)  # before torch is imported, so that a mistyped path is reported at once
     from transformers.utils import logging
 
-    from pipelines.conversion.checkpoint_sizes import UnseenSettings
+    from pipelines.tasks.text_to_image.conversion.checkpoint_sizes import UnseenSettings
 
     unseen = UnseenSettings(
         codebook_size=codebook_size,

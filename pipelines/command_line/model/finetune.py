@@ -10,10 +10,10 @@ import typer
 
 from hub_tools.printing.consoles import open_progress
 from pipelines.command_line.terminal.setting_options import refuse_given
-from pipelines.finetuning.finetuning_options import FinetuningOptions as Options
+from pipelines.tasks.text_to_image.finetuning.finetuning_options import FinetuningOptions as Options
 
 if TYPE_CHECKING:
-    from pipelines.finetuning.finetuning import FinetuningProgress, FinetuningSource, TrainableModel
+    from pipelines.tasks.text_to_image.finetuning.finetuning import FinetuningProgress, FinetuningSource, TrainableModel
 
 INTERRUPTED_EXIT_CODE = 130
 
@@ -78,7 +78,7 @@ def _finetune(options: Options, output: Path, names: tuple[str, str], **revision
 
     # peft imports bitsandbytes, which on some processors misses an optional library that nothing here uses.
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
-    from pipelines.finetuning import finetuned_folder, finetuning
+    from pipelines.tasks.text_to_image.finetuning import finetuned_folder, finetuning
 
     finetuned_folder.check_output(output)
     source = finetuning.find_source(*names, **revisions)
@@ -101,8 +101,8 @@ def _train(
     write: "Callable[[FinetuningProgress], object]",
 ) -> "tuple[FinetuningProgress, FinetuningProgress]":
     """Train to the end or to Ctrl-C, write now and then, and return the first and the newest step."""
-    from pipelines.finetuning import finetuning
-    from pipelines.training.peer.prefetching import prefetched
+    from pipelines.core.peer.prefetching import prefetched
+    from pipelines.tasks.text_to_image.finetuning import finetuning
 
     first = newest = None
     try:

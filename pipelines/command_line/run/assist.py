@@ -9,8 +9,8 @@ from pipelines.command_line.terminal import setting_options as shared
 from pipelines.command_line.terminal.setting_options import refuse_given
 
 if TYPE_CHECKING:
-    from pipelines.training.auxiliary.evaluating.evaluation_options import EvaluationOptions
-    from pipelines.training.auxiliary.serving_audits import ServingAuditOptions
+    from pipelines.features.publishing.auxiliary.evaluating.evaluation_options import EvaluationOptions
+    from pipelines.features.publishing.auxiliary.serving_audits import ServingAuditOptions
 
 
 def assist(
@@ -81,8 +81,8 @@ def assist(
     """
     from pipelines.command_line.terminal.auxiliary_peer import run_auxiliary_peer
     from pipelines.command_line.terminal.peer_events import EventFile
-    from pipelines.swarm.network_options import NetworkOptions
-    from pipelines.training.auxiliary.auxiliary_options import AuxiliaryOptions, default_folder
+    from pipelines.core.swarm.network_options import NetworkOptions
+    from pipelines.features.publishing.auxiliary.auxiliary_options import AuxiliaryOptions, default_folder
 
     network = NetworkOptions(
         host_addresses=tuple(host or NetworkOptions.host_addresses),
@@ -119,7 +119,7 @@ def _evaluation_options(
     context: typer.Context, *, interval_epochs: int | None, **how: Any
 ) -> "EvaluationOptions | None":
     """Return how checkpoints are evaluated; `how` are fields of `EvaluationOptions` besides."""
-    from pipelines.training.auxiliary.evaluating.evaluation_options import EvaluationOptions
+    from pipelines.features.publishing.auxiliary.evaluating.evaluation_options import EvaluationOptions
 
     if interval_epochs is not None:
         return EvaluationOptions(interval_epochs=interval_epochs, **how)
@@ -131,7 +131,7 @@ def _evaluation_options(
 def _audit_options(
     context: typer.Context, prompts: Path | None, seconds: float, *, stays: bool
 ) -> "ServingAuditOptions | None":
-    from pipelines.training.auxiliary.serving_audits import ServingAuditOptions
+    from pipelines.features.publishing.auxiliary.serving_audits import ServingAuditOptions
 
     if prompts is None:
         refuse_given(context, "it has no effect without --audit-prompts FILE", "audit_minutes")

@@ -33,7 +33,7 @@ def audit(
 
     from hub_tools.atomic_files import write_text_whole
     from pipelines.command_line.terminal.worker import become_worker
-    from pipelines.training.auxiliary.serving_audits import read_prompts
+    from pipelines.features.publishing.auxiliary.serving_audits import read_prompts
 
     captions = read_prompts(prompts)
     console = become_worker()

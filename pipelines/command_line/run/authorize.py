@@ -8,7 +8,7 @@ import typer
 from pipelines.command_line.terminal.setting_options import Run, refuse_given
 
 if TYPE_CHECKING:
-    from pipelines.admission.service import ServiceOptions
+    from pipelines.features.admission_service.service import ServiceOptions
 
 
 def authorize(
@@ -54,8 +54,8 @@ def authorize(
       dalle-collab run authorize my-org/birds --open
     """
     from hub_tools.checks import check_choice
-    from pipelines.training.repository.announcements import announce_admission
-    from pipelines.training.run.sections import WHO_MAY_DRAW
+    from pipelines.core.run.sections import WHO_MAY_DRAW
+    from pipelines.features.publishing.repository.announcements import announce_admission
 
     serving = ("host", "port", "token_minutes", "grace_minutes", "requests_per_minute", "peers_per_user")
     if open_:
@@ -71,7 +71,7 @@ def authorize(
     elif write_space is not None:
         _write_space(repository, public_address, key_file, write_space, drawing)
     else:
-        from pipelines.admission.service import ServiceOptions
+        from pipelines.features.admission_service.service import ServiceOptions
 
         options = ServiceOptions(
             lifetime_seconds=60 * token_minutes,
@@ -90,11 +90,11 @@ def _serve(
 
     from huggingface_hub import HfApi
 
-    from pipelines.admission.server import load_or_create_key, open_service, serve_admission
-    from pipelines.admission.settings import check_service_address
-    from pipelines.admission.tokens import public_text
-    from pipelines.training.repository.announcements import announce_admission
-    from pipelines.training.repository.snapshot import RunSnapshot
+    from pipelines.core.admission.settings import check_service_address
+    from pipelines.core.admission.tokens import public_text
+    from pipelines.features.admission_service.server import load_or_create_key, open_service, serve_admission
+    from pipelines.features.publishing.repository.announcements import announce_admission
+    from pipelines.features.publishing.repository.snapshot import RunSnapshot
 
     if public_address:
         check_service_address(public_address)
@@ -116,10 +116,10 @@ def _serve(
 def _write_space(
     repository: str, public_address: str | None, key_file: Path, folder: Path, drawing: str | None
 ) -> None:
-    from pipelines.admission.server import load_or_create_key
-    from pipelines.admission.space import write_admission_space
-    from pipelines.admission.tokens import public_text
-    from pipelines.training.repository.announcements import announce_admission
+    from pipelines.core.admission.tokens import public_text
+    from pipelines.features.admission_service.server import load_or_create_key
+    from pipelines.features.admission_service.space import write_admission_space
+    from pipelines.features.publishing.repository.announcements import announce_admission
 
     if public_address is None:
         raise ValueError(

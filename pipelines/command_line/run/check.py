@@ -25,7 +25,7 @@ def check(
       dalle-collab run check my-org/birds --json --strict
     """
     from pipelines.command_line.terminal.examinations import examine_run
-    from pipelines.swarm.network_options import NetworkOptions
+    from pipelines.core.swarm.network_options import NetworkOptions
 
     # Nobody connects to the checklist: a free local port cannot clash with another program's.
     network = NetworkOptions(host_addresses=("/ip4/127.0.0.1/tcp/0",), client_mode=True)

@@ -20,8 +20,8 @@ from pipelines.command_line.run import settings as run_settings
 from pipelines.command_line.terminal.setting_options import Run, parse_settings, refuse_given
 
 if TYPE_CHECKING:
-    from pipelines.training.publishing.publishable_task import Processor
-    from pipelines.training.run.training_run import TrainingRun
+    from pipelines.core.run.training_run import TrainingRun
+    from pipelines.features.publishing.publishable_task import Processor
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -89,9 +89,9 @@ def create(
     if preset != "small":
         refuse_given(context, "it is for --preset small", "hours", "hardware")
     from pipelines.command_line.explaining.composed_run import compose_explained
-    from pipelines.training.publishing.publishable_task import RunRequest
-    from pipelines.training.repository.creation import check_name_is_free
-    from pipelines.training.tasks.presets import preset_settings
+    from pipelines.features.publishing.publishable_task import RunRequest
+    from pipelines.features.publishing.repository.creation import check_name_is_free
+    from pipelines.tasks.presets import preset_settings
 
     chosen = _read_settings(settings) | parse_settings(set_)
     preset_settings(preset, task)  # refuses an unknown one
@@ -126,8 +126,8 @@ def _publish(
 ) -> None:
     import tempfile
 
-    from pipelines.training.repository.creation import create_run_repository
-    from pipelines.training.repository.organiser import found_organiser
+    from pipelines.features.publishing.repository.creation import create_run_repository
+    from pipelines.features.publishing.repository.organiser import found_organiser
 
     organiser = found_organiser(repository, key_file) if makes_key else None
     if organiser is not None:
@@ -158,7 +158,7 @@ def show(repository: Run) -> None:
     from rich.table import Table
 
     from hub_tools.printing.consoles import open_console
-    from pipelines.training.repository.snapshot import RunSnapshot
+    from pipelines.features.publishing.repository.snapshot import RunSnapshot
 
     snapshot = RunSnapshot.read(repository)
     run, state = snapshot.run, snapshot.run_state

@@ -37,11 +37,11 @@ def index(
 
       dalle-collab run index my-org/birds --dataset ./shards --every 10 --output birds-index
     """
-    from pipelines.generation.image_generation import load_ranking_parts
-    from pipelines.generation.training_index_building import build_training_index
-    from pipelines.image_codes.dataset_shards import find_dataset
-    from pipelines.stage_progress import stage_progress
-    from pipelines.torch_devices import torch_device
+    from hub_tools.printing.stage_progress import stage_progress
+    from pipelines.core.torch_devices import torch_device
+    from pipelines.tasks.text_to_image.generation.image_generation import load_ranking_parts
+    from pipelines.tasks.text_to_image.generation.training_index_building import build_training_index
+    from pipelines.tasks.text_to_image.image_codes.dataset_shards import find_dataset
 
     if private and publish is None:
         raise ValueError("--private has no effect, as the index is not published. Add: --publish ORG/NAME")
@@ -66,7 +66,7 @@ def index(
 
 
 def _dataset_of(run: str) -> tuple[str, str]:
-    from pipelines.training.repository.snapshot import RunSnapshot
+    from pipelines.features.publishing.repository.snapshot import RunSnapshot
 
     if Path(run).is_dir():
         raise ValueError(

@@ -10,9 +10,9 @@ import typer
 from pipelines.command_line.terminal.setting_options import Run
 
 if TYPE_CHECKING:
-    from pipelines.training.repository.key_list import KeyList
-    from pipelines.training.repository.organiser import Organiser
-    from pipelines.training.repository.snapshot import RunSnapshot
+    from pipelines.features.publishing.repository.key_list import KeyList
+    from pipelines.features.publishing.repository.organiser import Organiser
+    from pipelines.features.publishing.repository.snapshot import RunSnapshot
 
 
 def keys(
@@ -54,8 +54,8 @@ def keys(
 
       dalle-collab run keys my-org/birds --backup-key birds-key.pem
     """
-    from pipelines.training.repository.organiser import change_keys, needed_organiser, organiser_here
-    from pipelines.training.repository.snapshot import RunSnapshot
+    from pipelines.features.publishing.repository.organiser import change_keys, needed_organiser, organiser_here
+    from pipelines.features.publishing.repository.snapshot import RunSnapshot
 
     if bool(add) + bool(revoke) + restore + bool(backup_key) + bool(restore_key) > 1 or (role and not add):
         raise ValueError(
@@ -94,8 +94,8 @@ def _back_up(organiser: "Organiser", file: Path) -> None:
 
 
 def _restore(snapshot: "RunSnapshot", backup: Path, key_file: Path | None) -> None:
-    from pipelines.training.repository.organiser import organiser_key_file, restore_organiser
-    from pipelines.training.signing.publisher_keys import PublisherKey
+    from pipelines.core.signing.publisher_keys import PublisherKey
+    from pipelines.features.publishing.repository.organiser import organiser_key_file, restore_organiser
 
     key = PublisherKey.load(backup, lambda: _passphrase(f"Passphrase of {backup}", is_new=False))
     path = key_file or organiser_key_file(snapshot.repository)
@@ -113,7 +113,7 @@ def _passphrase(question: str, *, is_new: bool) -> str:
 
 
 def _roles(named: list[str] | None) -> tuple[str, ...]:
-    from pipelines.training.repository.key_list import ROLES
+    from pipelines.features.publishing.repository.key_list import ROLES
 
     if unknown := set(named or ()) - set(ROLES):
         raise ValueError(f"--role got {', '.join(sorted(unknown))}; expected {' or '.join(ROLES)}.")
@@ -121,7 +121,7 @@ def _roles(named: list[str] | None) -> tuple[str, ...]:
 
 
 def _revoking(head: "RunSnapshot", listed: "KeyList", key: str) -> "KeyList":
-    from pipelines.training.repository.manifest import CheckpointRefusedError
+    from pipelines.features.publishing.repository.manifest import CheckpointRefusedError
 
     try:
         newest = head.manifest_sha256 if head.manifest_under(listed) else None
@@ -134,7 +134,7 @@ def _show(snapshot: "RunSnapshot", listed: "KeyList", organiser: "Organiser | No
     from rich.table import Table
 
     from hub_tools.printing.consoles import open_console
-    from pipelines.training.repository.key_list import utc
+    from pipelines.features.publishing.repository.key_list import utc
 
     own = _own_key(snapshot.repository)
     table = Table("key", "roles", "since", "revoked", "", title=snapshot.repository)
@@ -154,9 +154,9 @@ def _show(snapshot: "RunSnapshot", listed: "KeyList", organiser: "Organiser | No
 
 def _own_key(repository: str) -> str | None:
     """Return the public key of this machine's auxiliary peer, if it has one."""
-    from pipelines.training.auxiliary.auxiliary_options import AuxiliaryOptions
-    from pipelines.training.repository.organiser import local_folder
-    from pipelines.training.signing.publisher_keys import PublisherKey
+    from pipelines.core.signing.publisher_keys import PublisherKey
+    from pipelines.features.publishing.auxiliary.auxiliary_options import AuxiliaryOptions
+    from pipelines.features.publishing.repository.organiser import local_folder
 
     path = AuxiliaryOptions(folder=local_folder("auxiliary", repository)).key_file
     return PublisherKey.load_or_create(path).public if path.exists() else None

@@ -21,10 +21,10 @@ def ledger(
 
     from hub_tools.printing.consoles import open_console
     from hub_tools.run_files import METRICS_FOLDER
-    from pipelines.training.ledger.coverage import coverage
-    from pipelines.training.ledger.ledger_files import read_bookings
-    from pipelines.training.repository.snapshot import RunSnapshot
-    from pipelines.training.tasks.choice import open_task
+    from pipelines.features.ledger.coverage import coverage
+    from pipelines.features.ledger.ledger_files import read_bookings
+    from pipelines.features.publishing.repository.snapshot import RunSnapshot
+    from pipelines.tasks.choice import open_task
 
     snapshot = RunSnapshot.read(repository)
     bookings = read_bookings(snapshot.download_matching(f"{METRICS_FOLDER}/ledger*") / METRICS_FOLDER)

@@ -36,14 +36,14 @@ def recompute(
 
     from hub_tools.printing.consoles import open_console
     from hub_tools.run_files import METRICS_FOLDER
-    from pipelines.training.ledger.gradient_files import GRADIENTS_FILE, read_gradients
-    from pipelines.training.ledger.ledger_files import read_bookings
-    from pipelines.training.ledger.recomputation import recompute as compute_again
-    from pipelines.training.ledger.recomputation import signed_share
-    from pipelines.training.repository.epoch_tags import tagged_epochs
-    from pipelines.training.repository.snapshot import RunSnapshot
-    from pipelines.training.state.checkpoint_tensors import load_weights
-    from pipelines.training.tasks.choice import open_task
+    from pipelines.core.state.checkpoint_tensors import load_weights
+    from pipelines.features.ledger.gradient_files import GRADIENTS_FILE, read_gradients
+    from pipelines.features.ledger.ledger_files import read_bookings
+    from pipelines.features.ledger.recomputation import recompute as compute_again
+    from pipelines.features.ledger.recomputation import signed_share
+    from pipelines.features.publishing.repository.epoch_tags import tagged_epochs
+    from pipelines.features.publishing.repository.snapshot import RunSnapshot
+    from pipelines.tasks.choice import open_task
 
     snapshot = RunSnapshot.read(repository)
     patterns = (f"{METRICS_FOLDER}/ledger*", f"{METRICS_FOLDER}/{GRADIENTS_FILE}")

@@ -24,9 +24,9 @@ def report(
     import time
 
     from hub_tools.atomic_files import write_text_whole
-    from pipelines.training.metrics.course import gather_record
-    from pipelines.training.metrics.loss_curve import draw_loss_curve
-    from pipelines.training.metrics.report import report_markdown
+    from pipelines.features.publishing.metrics.course import gather_record
+    from pipelines.features.publishing.metrics.loss_curve import draw_loss_curve
+    from pipelines.features.publishing.metrics.report import report_markdown
 
     with open_console(stderr=True).status(f"reading {repository}"):
         now = time.time()

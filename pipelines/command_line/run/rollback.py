@@ -34,7 +34,7 @@ def rollback(
       dalle-collab run rollback my-org/birds 12300
     """
 
-    from pipelines.training.repository.rollback import carry_out, plan_rollback
+    from pipelines.features.publishing.repository.rollback import carry_out, plan_rollback
 
     console = open_console(stderr=True)
     with console.status(f"Downloading and checking the checkpoint of epoch {epoch}"):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from pipelines.training.run.setting_list import Setting
+    from pipelines.tasks.setting_list import Setting
 
 
 def settings(
@@ -25,7 +25,7 @@ def settings(
 
       dalle-collab run settings --task text-generation --model-type gpt2
     """
-    from pipelines.training.tasks.choice import settings_of
+    from pipelines.tasks.choice import settings_of
 
     found = [
         setting

@@ -9,9 +9,9 @@ from pipelines.command_line.terminal.worker import become_worker
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from pipelines.generation.generation_options import GenerationOptions
-    from pipelines.generation.image_generation import TextToImage
-    from pipelines.generation.text_to_image import RankedImage
+    from pipelines.tasks.text_to_image.generation.generation_options import GenerationOptions
+    from pipelines.tasks.text_to_image.generation.image_generation import TextToImage
+    from pipelines.tasks.text_to_image.generation.text_to_image import RankedImage
 
 UNCHECKED = "Unchecked: servers may have computed something else. To have others compute the same: --audit"
 
@@ -28,8 +28,8 @@ def model_across_blocks(
     Raises what `join_as_client` and `DistributedModel.from_pretrained` raise; using the model may raise NoChainError.
     """
     console = become_worker()
-    from pipelines.serving.blocks.client.distributed_model import DistributedModel
-    from pipelines.serving.blocks.client.stream_swarm import join_as_client
+    from pipelines.features.serving.blocks.client.distributed_model import DistributedModel
+    from pipelines.features.serving.blocks.client.stream_swarm import join_as_client
 
     with console.status(f"Entering the swarm of {repository}") as status, join_as_client(repository) as swarm:
         status.update("Reading the embeddings and the head")
@@ -65,8 +65,8 @@ def look_at_pictures(
     """
     import torch
 
-    from pipelines.serving.draw.media.pictures import PICTURES
-    from pipelines.serving.draw.requests import Wish
+    from pipelines.features.serving.draw.media.pictures import PICTURES
+    from pipelines.features.serving.draw.requests import Wish
 
     for index, (prompt, kept) in enumerate(zip(prompts, drawn, strict=True)):
         wish = Wish(

@@ -9,19 +9,19 @@ import typer
 from rich.console import Console
 
 from hub_tools.counted import counted
+from hub_tools.processes.process_group import START_AGAIN_EXIT_CODE
 from pipelines.command_line.terminal.check_list import report_obstacles
 from pipelines.command_line.terminal.entry_words import what_entering_asks
 from pipelines.command_line.terminal.peer_events import EventFile
 from pipelines.command_line.terminal.worker import become_worker
-from pipelines.swarm.network_options import NetworkOptions
-from pipelines.training.peer.process_group import START_AGAIN_EXIT_CODE
+from pipelines.core.swarm.network_options import NetworkOptions
 
 if TYPE_CHECKING:
-    from pipelines.serving.blocks.layers_offer import BlockReport
-    from pipelines.serving.draw.drawing_offer import DrawingOffer, ServingReport
-    from pipelines.serving.offer import ServingOptions
-    from pipelines.serving.serving_run import ServingPeer
-    from pipelines.training.repository.snapshot import RunSnapshot
+    from pipelines.features.publishing.repository.snapshot import RunSnapshot
+    from pipelines.features.serving.blocks.layers_offer import BlockReport
+    from pipelines.features.serving.draw.drawing_offer import DrawingOffer, ServingReport
+    from pipelines.features.serving.offer import ServingOptions
+    from pipelines.features.serving.serving_run import ServingPeer
 
 
 def run_server(
@@ -29,9 +29,9 @@ def run_server(
 ) -> None:
     """Serve a run's drawings or layers until a signal asks to stop or a limit is reached; drawings also on a port."""
     console = become_worker(pauses=True)
-    from pipelines.doctor.examination import quick_checks_of_server
-    from pipelines.serving.offer import ServingOptions
-    from pipelines.serving.serving_run import serve_run
+    from pipelines.features.serving.offer import ServingOptions
+    from pipelines.features.serving.serving_run import serve_run
+    from pipelines.tools.doctor.examination import quick_checks_of_server
 
     chosen = ServingOptions(**options)
     draws = chosen.blocks is None
@@ -128,10 +128,10 @@ def _also_over_http(
         yield
         return
     from hub_tools.http_serving import application_in_background
-    from pipelines.serving.draw.http.application import LOOPBACK, build_application, key_in
-    from pipelines.serving.draw.http.local_drawing import LocalDrawing
-    from pipelines.serving.draw.media.pictures import PICTURES
-    from pipelines.training.repository.organiser import local_folder
+    from pipelines.features.publishing.repository.organiser import local_folder
+    from pipelines.features.serving.draw.http.application import LOOPBACK, build_application, key_in
+    from pipelines.features.serving.draw.http.local_drawing import LocalDrawing
+    from pipelines.features.serving.draw.media.pictures import PICTURES
 
     key_file = local_folder("serving", repository) / "http.key"
     drawing = LocalDrawing(offer.service.checkpoints, offer.service.engine)

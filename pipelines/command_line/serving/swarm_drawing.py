@@ -13,13 +13,13 @@ from pipelines.command_line.terminal.worker import become_worker
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from pipelines.generation.generation_options import GenerationOptions
-    from pipelines.generation.image_generation import RankingParts
-    from pipelines.generation.text_to_image import RankedImage
-    from pipelines.image_codes.vqgan_codec import VQGANCodec
-    from pipelines.serving.draw.asking_run import SwarmStudio
-    from pipelines.serving.draw.client import Drawn
-    from pipelines.stage_progress import OnProgress
+    from hub_tools.printing.stage_progress import OnProgress
+    from pipelines.features.serving.draw.asking_run import SwarmStudio
+    from pipelines.features.serving.draw.client import Drawn
+    from pipelines.tasks.text_to_image.generation.generation_options import GenerationOptions
+    from pipelines.tasks.text_to_image.generation.image_generation import RankingParts
+    from pipelines.tasks.text_to_image.generation.text_to_image import RankedImage
+    from pipelines.tasks.text_to_image.image_codes.vqgan_codec import VQGANCodec
 
 
 def draw_at_volunteers(
@@ -46,11 +46,11 @@ def draw_at_volunteers(
     Says who has drawn how many, and whether they were checked. Raises what `open_studio` and `SwarmDrawing.draw` raise.
     """
     console = become_worker()
-    from pipelines.generation.image_generation import load_codec
-    from pipelines.generation.text_to_image import encode_upper_part
-    from pipelines.serving.draw.who_drew import origin_of
-    from pipelines.stage_progress import stage_progress
-    from pipelines.torch_devices import torch_device
+    from hub_tools.printing.stage_progress import stage_progress
+    from pipelines.core.torch_devices import torch_device
+    from pipelines.features.serving.draw.who_drew import origin_of
+    from pipelines.tasks.text_to_image.generation.image_generation import load_codec
+    from pipelines.tasks.text_to_image.generation.text_to_image import encode_upper_part
 
     where = torch_device(device)
     with shown_studio(console, repository, revision=revision, device=where, **volunteers) as (status, studio):
@@ -80,7 +80,7 @@ def draw_at_volunteers(
 @contextmanager
 def shown_studio(console: Console, repository: str, **how: Any) -> "Iterator[tuple[Status, SwarmStudio]]":
     """Open a studio and show what goes on meanwhile; `how` are arguments of `open_studio`, which see."""
-    from pipelines.serving.draw.asking_run import open_studio
+    from pipelines.features.serving.draw.asking_run import open_studio
 
     with console.status(f"Reading {repository}") as status:
 
@@ -95,7 +95,7 @@ def draw_all(
     studio: "SwarmStudio", prompts: list[str], candidates: int, stage: str, on_progress: "OnProgress", **wished: Any
 ) -> "list[Drawn]":
     """Have the candidates of all prompts drawn or written; `wished` are fields of `Wish`."""
-    from pipelines.serving.draw.media.choice import medium_of
+    from pipelines.features.serving.draw.media.choice import medium_of
 
     drawn, unit = [], medium_of(studio.config).unit
     for index, prompt in enumerate(prompts):
@@ -128,8 +128,8 @@ class _Ranker:
         place: tuple[int, int],
     ) -> "list[RankedImage]":
         """Return the best of `codes: (candidate, place)` of one prompt; `place` as in `rank_candidates`."""
-        from pipelines.generation.text_to_image import pictures_by_scores, rank_candidates
-        from pipelines.serving.draw.ranking.asking import NobodyRanksError
+        from pipelines.features.serving.draw.ranking.asking import NobodyRanksError
+        from pipelines.tasks.text_to_image.generation.text_to_image import pictures_by_scores, rank_candidates
 
         index, num_prompts = place
 
@@ -153,14 +153,14 @@ class _Ranker:
         return rank_candidates(self._here, prompt, codes, options, on_progress=on_progress, place=place)
 
     def _load(self) -> "RankingParts":
-        from pipelines.generation.image_generation import with_clip
+        from pipelines.tasks.text_to_image.generation.image_generation import with_clip
 
         return with_clip(self._repository, self._studio.processor, self.codec, self._clip)
 
 
 def say_what_came(console: Console, drawn: "Sequence[Drawn]", *, is_audited: bool) -> None:
     """Print who has drawn, what was lost on the way, and what checks have found."""
-    from pipelines.serving.draw.who_drew import what_came
+    from pipelines.features.serving.draw.who_drew import what_came
 
     for line in what_came(drawn, is_audited=is_audited):
         console.print(line, soft_wrap=True, highlight=False, markup=False)

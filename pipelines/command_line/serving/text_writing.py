@@ -42,7 +42,7 @@ def write_texts(
         tokenizer, config, written = _write_at_volunteers(*wished, **volunteers)
     else:
         tokenizer, config, written = _write_here(*wished, batch_size, across_blocks)
-    from pipelines.serving.draw.media.texts import finished_text
+    from pipelines.features.serving.draw.media.texts import finished_text
 
     for prompt, (tokens, origins) in zip(prompts, written, strict=True):
         texts = [finished_text(tokenizer, row, config) for row in tokens]
@@ -79,11 +79,11 @@ def _write_here(
         import torch
 
         from hub_tools.run_files import MODEL_FILES, PROCESSOR_FILES
-        from pipelines.generation.image_generation import model_folder
-        from pipelines.serving.draw.evidence import drawn_here
-        from pipelines.serving.draw.media.texts import EVERY, TEXTS
-        from pipelines.serving.draw.requests import Wish
-        from pipelines.torch_devices import torch_device
+        from pipelines.core.torch_devices import torch_device
+        from pipelines.features.serving.draw.evidence import drawn_here
+        from pipelines.features.serving.draw.media.texts import EVERY, TEXTS
+        from pipelines.features.serving.draw.requests import Wish
+        from pipelines.tasks.text_to_image.generation.image_generation import model_folder
 
         if model is None:
             folder = model_folder(repository, revision, MODEL_FILES)
@@ -119,10 +119,10 @@ def _write_at_volunteers(
     console = become_worker()
     import torch
 
+    from hub_tools.printing.stage_progress import stage_progress
     from pipelines.command_line.serving.swarm_drawing import draw_all, say_what_came, shown_studio
-    from pipelines.serving.draw.who_drew import origin_of
-    from pipelines.stage_progress import stage_progress
-    from pipelines.torch_devices import torch_device
+    from pipelines.core.torch_devices import torch_device
+    from pipelines.features.serving.draw.who_drew import origin_of
 
     where = torch_device(device)
     with shown_studio(console, repository, revision=revision, device=where, **how) as (status, studio):

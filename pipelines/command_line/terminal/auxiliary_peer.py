@@ -10,21 +10,21 @@ import typer
 from rich.console import Console
 
 from hub_tools.counted import counted, duration
+from hub_tools.processes.process_group import START_AGAIN_EXIT_CODE, seconds_since_start
 from pipelines.command_line.terminal.entry_words import what_entering_asks, who_may_join, why_it_does_not_publish
 from pipelines.command_line.terminal.peer_events import EventFile
 from pipelines.command_line.terminal.peer_names import SECONDS_BETWEEN_NAMES, PeerNames
 from pipelines.command_line.terminal.worker import become_worker
+from pipelines.core.peer.repeating import repeated
+from pipelines.core.swarm.network_options import NetworkOptions
 from pipelines.features.servers.server_record import SERVERS
-from pipelines.swarm.network_options import NetworkOptions
-from pipelines.training.peer.process_group import START_AGAIN_EXIT_CODE, seconds_since_start
-from pipelines.training.peer.repeating import repeated
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from pipelines.training.auxiliary.auxiliary_options import AuxiliaryOptions
-    from pipelines.training.auxiliary.evaluating.checkpoint_evaluator import EvaluationOutcome
-    from pipelines.training.auxiliary.serving_audits import ServingAuditOptions
+    from pipelines.features.publishing.auxiliary.auxiliary_options import AuxiliaryOptions
+    from pipelines.features.publishing.auxiliary.evaluating.checkpoint_evaluator import EvaluationOutcome
+    from pipelines.features.publishing.auxiliary.serving_audits import ServingAuditOptions
 
 SECONDS_BETWEEN_LOOKS = 10.0
 """Of an entry, at who serves."""
@@ -46,7 +46,7 @@ def run_auxiliary_peer(
     """
     names = PeerNames()
     console = become_worker(names)
-    from pipelines.training.peer.training_peer import RunFinishedError
+    from pipelines.core.peer.training_peer import RunFinishedError
 
     try:
         was_stopped = _assist(console, repository, network, options, events, names)
@@ -69,10 +69,10 @@ def _assist(
     names: PeerNames,
 ) -> bool:
     """Do so; return whether a signal asked to stop."""
-    from pipelines.training.auxiliary.assisting import assist_run
-    from pipelines.training.auxiliary.publishing.hub_publisher import RunRolledBackError
-    from pipelines.training.metrics.trackers import check_trackers
-    from pipelines.training.tasks.choice import open_task
+    from pipelines.features.publishing.auxiliary.assisting import assist_run
+    from pipelines.features.publishing.auxiliary.publishing.hub_publisher import RunRolledBackError
+    from pipelines.features.publishing.metrics.trackers import check_trackers
+    from pipelines.tasks.choice import open_task
 
     check_trackers(options.trackers)
     with console.status(f"Reading {repository}") as status:
@@ -123,9 +123,9 @@ def _keep_entry(
     audits: "tuple[ServingAuditOptions, Path] | None",
 ) -> None:
     """Keep the entry of a run that is over until a signal asks to stop; `audits` has their folder, too."""
-    from pipelines.training.auxiliary.entry_keeping import kept_entry
-    from pipelines.training.auxiliary.serving_audits import ServingAudits
-    from pipelines.training.signing.publisher_keys import PublisherKey
+    from pipelines.core.signing.publisher_keys import PublisherKey
+    from pipelines.features.publishing.auxiliary.entry_keeping import kept_entry
+    from pipelines.features.publishing.auxiliary.serving_audits import ServingAudits
 
     key = PublisherKey.load_or_create(options.key_file)
     with console.status(f"Reading {repository}") as status, contextlib.ExitStack() as stack:
@@ -157,7 +157,7 @@ def _keep_entry(
 
 
 def _show_assistance(console: Console, status: Any, reports: Iterator[Any], trackers: Any, events: EventFile) -> None:
-    from pipelines.training.metrics.stalls import stall_sentence
+    from pipelines.features.publishing.metrics.stalls import stall_sentence
 
     status.update("waiting for trainers")
     for report in reports:

@@ -11,7 +11,7 @@ from pipelines.command_line.terminal.peer_events import EventFile
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from pipelines.doctor.check_result import CheckResult
+    from pipelines.tools.doctor.check_result import CheckResult
 
 MARKS = {
     "ok": "[green]ok[/green]",
@@ -34,7 +34,7 @@ def show_checks(
     `make_checks` gets a function to call with the name of the next check; `events` gets that, and each finding.
     """
     from hub_tools.printing.consoles import open_console
-    from pipelines.doctor.check_result import exit_code
+    from pipelines.tools.doctor.check_result import exit_code
 
     console = open_console(stderr=as_json)
     results = []
@@ -65,7 +65,7 @@ def report_obstacles(console: "Console", repository: str, results: "Iterable[Che
     Raises:
         ValueError: one of them makes training impossible.
     """
-    from pipelines.doctor.examination import is_certain
+    from pipelines.tools.doctor.examination import is_certain
 
     for result in results:
         if is_certain(result):

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from pipelines.training.repository.key_list import ListedKey, utc
-from pipelines.training.run.training_run import TrainingRun
+from pipelines.core.run.training_run import TrainingRun
+from pipelines.features.publishing.repository.key_list import ListedKey, utc
 
 
 def what_entering_asks(run: TrainingRun) -> str:

@@ -7,8 +7,8 @@ import typer
 
 from hub_tools.counted import counted
 from hub_tools.printing.consoles import open_console
-from pipelines.evaluation.comparison import compare
-from pipelines.evaluation.report import (
+from pipelines.features.evaluation.comparison import compare
+from pipelines.features.evaluation.report import (
     EvaluationReport,
     comparison_page,
     describe,

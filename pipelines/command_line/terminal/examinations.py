@@ -4,8 +4,8 @@ import dataclasses
 
 from pipelines.command_line.terminal.peer_events import EventFile
 from pipelines.command_line.terminal.worker import become_worker
-from pipelines.swarm.network_options import NetworkOptions
-from pipelines.training.run.compute_options import ComputeOptions
+from pipelines.core.run.compute_options import ComputeOptions
+from pipelines.core.swarm.network_options import NetworkOptions
 
 
 def examine_machine(
@@ -20,8 +20,8 @@ def examine_machine(
     """Print whether a peer with these options can join the run from this machine, and leave with an exit code."""
     become_worker()
     from pipelines.command_line.terminal.check_list import show_checks
-    from pipelines.doctor.examination import run_checks
-    from pipelines.torch_devices import torch_device
+    from pipelines.core.torch_devices import torch_device
+    from pipelines.tools.doctor.examination import run_checks
 
     compute = dataclasses.replace(compute, device=torch_device(compute.device))
     show_checks(
@@ -37,7 +37,7 @@ def examine_run(repository: str, network: NetworkOptions, *, as_json: bool, stri
     """Print whether a run is set up so that it lasts, and leave with an exit code."""
     become_worker()
     from pipelines.command_line.terminal.check_list import show_checks
-    from pipelines.doctor.run_examination import run_checklist
+    from pipelines.tools.doctor.run_examination import run_checklist
 
     show_checks(
         f"the run {repository}",

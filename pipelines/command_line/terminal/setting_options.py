@@ -165,7 +165,7 @@ def prompts_of(prompts: Sequence[str] | None, file: Path | None) -> list[str]:
         if not lines:
             raise ValueError(f"{file} has no prompts. Expected one prompt per line.")
         texts += lines
-    from pipelines.generation.generation_options import require_prompts
+    from pipelines.tasks.text_to_image.generation.generation_options import require_prompts
 
     require_prompts(texts)
     return texts

@@ -11,19 +11,19 @@ import typer
 from rich.console import Console, Group
 
 from hub_tools.counted import counted, duration
+from hub_tools.processes.process_group import START_AGAIN_EXIT_CODE, seconds_since_start
 from pipelines.command_line.terminal.check_list import report_obstacles
 from pipelines.command_line.terminal.entry_words import what_entering_asks, who_may_join
 from pipelines.command_line.terminal.peer_events import EventFile
 from pipelines.command_line.terminal.peer_names import SECONDS_BETWEEN_NAMES, PeerNames
 from pipelines.command_line.terminal.worker import become_worker
+from pipelines.core.peer.repeating import repeated
+from pipelines.core.run.compute_options import ComputeOptions
+from pipelines.core.swarm.network_options import NetworkOptions
 from pipelines.features.bandwidth.session_totals import SessionTraffic, seconds_left
-from pipelines.swarm.network_options import NetworkOptions
-from pipelines.training.peer.process_group import START_AGAIN_EXIT_CODE, seconds_since_start
-from pipelines.training.peer.repeating import repeated
-from pipelines.training.run.compute_options import ComputeOptions
 
 if TYPE_CHECKING:
-    from pipelines.training.metrics.credit.standing import Standing
+    from pipelines.features.publishing.metrics.credit.standing import Standing
 
 SECONDS_BETWEEN_LINES, SECONDS_BETWEEN_TOTALS = 5.0, 600.0
 SECONDS_BETWEEN_COUNTS, SECONDS_BETWEEN_STANDINGS = 2.0, 600.0
@@ -35,10 +35,10 @@ def run_training_peer(repository: str, network: NetworkOptions, compute: Compute
     """Join a run and train until it ends, the options' limit is reached, or a signal asks to stop."""
     names = PeerNames()
     console = become_worker(names, pauses=True)
-    from pipelines.doctor.examination import quick_checks
+    from pipelines.core.peer.entering import PeerParts
     from pipelines.joining.join_run import join_run
-    from pipelines.training.peer.entering import PeerParts
-    from pipelines.training.tasks.choice import open_task
+    from pipelines.tasks.choice import open_task
+    from pipelines.tools.doctor.examination import quick_checks
 
     with console.status(f"Reading {repository}") as status:
         parts = PeerParts(
@@ -100,10 +100,10 @@ def _hear(repository: str, console: Console, status: Any, events: EventFile, eve
 
 def _noting_link(repository: str, console: Console, reports: Iterator[Any], peer: Any) -> Iterator[Any]:
     """Pass reports on; say once what a round takes on this link, and remember what it was measured to carry."""
-    from pipelines.doctor.link_checks import remember_link
+    from pipelines.core.averaging.division import Link
     from pipelines.features.bandwidth.estimate import round_line
-    from pipelines.training.averaging.division import Link
-    from pipelines.training.repository.organiser import link_file
+    from pipelines.features.publishing.repository.organiser import link_file
+    from pipelines.tools.doctor.link_checks import remember_link
 
     num_parameters = sum(parameter.numel() for parameter in peer.model.parameters() if parameter.requires_grad)
     is_said, limit = False, peer.network.bandwidth_limit_mbit
@@ -140,8 +140,8 @@ class Session:
         """Read from the Hub what is credited to the user."""
         from huggingface_hub import get_token
 
-        from pipelines.training.metrics.credit.standing import read_standing
-        from pipelines.training.peer.entering import ANONYMOUS
+        from pipelines.core.peer.entering import ANONYMOUS
+        from pipelines.features.publishing.metrics.credit.standing import read_standing
 
         if self._username != ANONYMOUS:
             self._standing = read_standing(self._repository, self._username, get_token())

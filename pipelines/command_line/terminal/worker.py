@@ -13,15 +13,15 @@ from rich.logging import RichHandler
 
 from hub_tools.one_line_errors import TRACEBACK_VARIABLE
 from hub_tools.printing.consoles import open_console
-from pipelines.command_line.terminal.consoles import LogLines, OneLineFormatter
-from pipelines.command_line.terminal.pause_key import pausing_by_key
-from pipelines.command_line.terminal.peer_names import PeerNames
-from pipelines.training.peer.process_group import (
+from hub_tools.processes.process_group import (
     START_AGAIN_EXIT_CODE,
     guard_process_group,
     is_worker,
     run_as_worker,
 )
+from pipelines.command_line.terminal.consoles import LogLines, OneLineFormatter
+from pipelines.command_line.terminal.pause_key import pausing_by_key
+from pipelines.command_line.terminal.peer_names import PeerNames
 
 logger = logging.getLogger(__name__)
 

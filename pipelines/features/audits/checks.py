@@ -21,19 +21,19 @@ from hivemind.p2p.servicer import StubBase
 from hivemind.proto import averaging_pb2
 from hivemind.utils.asyncio import as_aiter
 
-from pipelines.features.audits.evidence import Evidence, Verdict, read_header, verdict
-from pipelines.swarm.upload_limit import UploadLimit, pass_bytes
-from pipelines.training.averaging.checks import CheckedRound, Checks, Messages, RoundTerms
-from pipelines.training.averaging.group.avoidance import MOST_REMEMBERED, Avoidance
-from pipelines.training.averaging.reduce.suspects import Offence
-from pipelines.training.averaging.wire.signed_answers import (
+from pipelines.core.averaging.checks import CheckedRound, Checks, Messages, RoundTerms
+from pipelines.core.averaging.group.avoidance import MOST_REMEMBERED, Avoidance
+from pipelines.core.averaging.reduce.suspects import Offence
+from pipelines.core.averaging.wire.signed_answers import (
     RoundAnswers,
     answers_request,
     read_answers_request,
     read_seal,
 )
-from pipelines.training.averaging.wire.signed_inputs import RoundInputs
-from pipelines.training.averaging.wire.streams import open_greeted
+from pipelines.core.averaging.wire.signed_inputs import RoundInputs
+from pipelines.core.averaging.wire.streams import open_greeted
+from pipelines.core.swarm.upload_limit import UploadLimit, pass_bytes
+from pipelines.features.audits.evidence import Evidence, Verdict, read_header, verdict
 
 logger = logging.getLogger(__name__)
 

@@ -20,17 +20,17 @@ from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2, runtime_pb2
 from hivemind.utils import MSGPackSerializer
 
-from pipelines.equal_arithmetic import norm
-from pipelines.training.averaging.checks import PartForm, RoundTerms
-from pipelines.training.averaging.reduce.robust_aggregation import (
+from pipelines.core.averaging.checks import PartForm, RoundTerms
+from pipelines.core.averaging.reduce.robust_aggregation import (
     FAR_OFF,
     aggregate,
     are_possible_weights,
 )
-from pipelines.training.averaging.reduce.suspects import Offence, PartRefusedError
-from pipelines.training.averaging.wire.codec import read_buffer
-from pipelines.training.averaging.wire.signed_answers import WeighedInput, answer_statement, read_seal, seal
-from pipelines.training.averaging.wire.signed_inputs import part_statement
+from pipelines.core.averaging.reduce.suspects import Offence, PartRefusedError
+from pipelines.core.averaging.wire.codec import read_buffer
+from pipelines.core.averaging.wire.signed_answers import WeighedInput, answer_statement, read_seal, seal
+from pipelines.core.averaging.wire.signed_inputs import part_statement
+from pipelines.core.equal_arithmetic import norm
 
 SOUND_SHARES, FALSE_SHARES = (0.1, 1e-4), (0.3, 1e-3)
 """An answer is sound within these shares of the codec's own error and of the average's norm, and false beyond those.

@@ -17,9 +17,9 @@ from hivemind.averaging.allreduce import AveragingMode
 from hivemind.utils import MSGPackSerializer
 
 from hub_tools.checks import is_number
+from pipelines.core.averaging.division import Link
+from pipelines.core.averaging.group.group_data import ID_BYTES
 from pipelines.features.bandwidth.shares import Member, bounded
-from pipelines.training.averaging.division import Link
-from pipelines.training.averaging.group.group_data import ID_BYTES
 
 MIN_ROUNDS = 2
 """Whole rounds in which a witness has seen a peer deliver before it vouches for it."""

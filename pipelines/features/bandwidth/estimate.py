@@ -2,9 +2,9 @@
 
 import math
 
-from pipelines.swarm.upload_limit import BYTES_PER_MEGABIT
-from pipelines.training.averaging.division import Link
-from pipelines.training.run.training_run import TrainingRun
+from pipelines.core.averaging.division import Link
+from pipelines.core.run.training_run import TrainingRun
+from pipelines.core.swarm.upload_limit import BYTES_PER_MEGABIT
 
 BYTES_PER_VALUE = {"none": 4, "float16": 2, "blockwise_8bit": 1}
 """On the wire, by the run's `averaging_compression`."""

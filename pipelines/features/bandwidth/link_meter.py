@@ -21,9 +21,9 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from pipelines.core.averaging.division import Link
+from pipelines.core.swarm.upload_limit import BYTES_PER_MEGABIT, UploadLimit
 from pipelines.features.bandwidth.tcp_counters import Traffic
-from pipelines.swarm.upload_limit import BYTES_PER_MEGABIT, UploadLimit
-from pipelines.training.averaging.division import Link
 
 SECONDS_BETWEEN_LOOKS = 0.1
 STRETCH_SECONDS = 1.0

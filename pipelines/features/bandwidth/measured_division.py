@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
+from pipelines.core.averaging.division import Division, Link
+from pipelines.core.swarm.upload_limit import UploadLimit
 from pipelines.features.bandwidth.claims import Witness, members_of, read_statement, told
 from pipelines.features.bandwidth.link_meter import LinkMeter
 from pipelines.features.bandwidth.shares import (
@@ -20,8 +22,6 @@ from pipelines.features.bandwidth.shares import (
     shares_of,
 )
 from pipelines.features.bandwidth.tcp_counters import Traffic, daemon_of, traffic_of
-from pipelines.swarm.upload_limit import UploadLimit
-from pipelines.training.averaging.division import Division, Link
 
 logger = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from pipelines.training.averaging.division import Link
+from pipelines.core.averaging.division import Link
 
 SLOWEST_MBIT, FASTEST_MBIT = 0.01, 100_000.0
 """What links are taken for at least and at most."""

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 # hivemind's schemas are made of pydantic 1 models; a pydantic 2 model fails inside its validator.
 from pydantic.v1 import BaseModel, conint, conlist, constr
 
-from pipelines.swarm.peer_records import Count, Measured
-from pipelines.swarm.records import RecordKind
+from pipelines.core.swarm.peer_records import Count, Measured
+from pipelines.core.swarm.records import RecordKind
 
 COMPLAINT_SECONDS = 21_600.0
 """Lifetime of a complaint: longer than its auditor stays."""

@@ -16,11 +16,11 @@ from hivemind.p2p import P2P, P2PContext, P2PDaemonError, P2PHandlerError, PeerI
 from hivemind.proto import runtime_pb2
 from hivemind.utils import MSGPackSerializer, get_dht_time
 
-from pipelines.admission.protocol_names import NamedServicer
-from pipelines.admission.tokens import TokenCheck
+from pipelines.core.admission.protocol_names import NamedServicer
+from pipelines.core.admission.tokens import TokenCheck
+from pipelines.core.swarm.believing import Entry, believed_records
+from pipelines.core.swarm.dialling import parse_address
 from pipelines.features.servers.server_record import ServerRecord
-from pipelines.swarm.believing import Entry, believed_records
-from pipelines.swarm.dialling import parse_address
 
 MOST_TOLD = 128
 """Servers that a list names."""

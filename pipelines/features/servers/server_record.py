@@ -3,8 +3,8 @@
 # hivemind's schemas are made of pydantic 1 models; a pydantic 2 model fails inside its validator.
 from pydantic.v1 import BaseModel, StrictBool, conint, constr
 
-from pipelines.swarm.peer_records import Count, Measured
-from pipelines.swarm.records import RecordKind
+from pipelines.core.swarm.peer_records import Count, Measured
+from pipelines.core.swarm.records import RecordKind
 
 SERVER_SECONDS = 30.0
 """Lifetime of a server's record, which is renewed three times as often."""

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from hivemind.p2p import P2P, P2PDaemonError
 
-from pipelines.swarm.network_options import NetworkOptions
-from pipelines.swarm.node import SwarmUnreachableError
+from pipelines.core.swarm.network_options import NetworkOptions
+from pipelines.core.swarm.node import SwarmUnreachableError
 
 
 class Visitor:

@@ -13,7 +13,7 @@ from typing import Any, Self
 from hivemind.p2p import PeerID
 from hivemind.utils import MSGPackSerializer
 
-from pipelines.training.averaging.group.group_data import ID_BYTES
+from pipelines.core.averaging.group.group_data import ID_BYTES
 
 DIGEST_BYTES = 32
 MOST_BYTES_OF_AN_ID = 64

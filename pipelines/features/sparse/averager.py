@@ -22,7 +22,12 @@ from hivemind.p2p import P2PContext, PeerID
 from hivemind.proto import averaging_pb2
 from hivemind.utils import MSGPackSerializer
 
-from pipelines.admission.averaging_gate import GroupSignatures
+from pipelines.core.admission.averaging_gate import GroupSignatures
+from pipelines.core.averaging.figures import Round
+from pipelines.core.averaging.group.avoidance import Avoidance
+from pipelines.core.averaging.group.time_limits import AttemptTimes
+from pipelines.core.averaging.wire.streams import until_reader_closes
+from pipelines.core.epoch.gradient_averager import SwarmGradientAverager
 from pipelines.features.sparse.announcement import (
     Announcement,
     agreed_records,
@@ -35,11 +40,6 @@ from pipelines.features.sparse.deliveries import Deliveries
 from pipelines.features.sparse.mean import share_to_send_again
 from pipelines.features.sparse.round import ContributionRound, ContributionTerms
 from pipelines.features.sparse.shelf import Shelf
-from pipelines.training.averaging.figures import Round
-from pipelines.training.averaging.group.avoidance import Avoidance
-from pipelines.training.averaging.group.time_limits import AttemptTimes
-from pipelines.training.averaging.wire.streams import until_reader_closes
-from pipelines.training.swarm_optimizer.gradient_averager import SwarmGradientAverager
 
 logger = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from pipelines.equal_arithmetic import power
+from pipelines.core.equal_arithmetic import power
 from pipelines.features.sparse.layout import ChunkLayout
 from pipelines.features.sparse.selection import HIGH, NEGATIVE, largest, quantised
 

@@ -15,10 +15,10 @@ from hivemind.proto import averaging_pb2, runtime_pb2
 from hivemind.utils import MSGPackSerializer
 from hivemind.utils.asyncio import aiter_with_timeout, anext, as_aiter
 
+from pipelines.core.averaging.wire.streams import open_greeted
+from pipelines.core.swarm.upload_limit import UploadLimit, pass_bytes
 from pipelines.features.sparse.announcement import DIGEST_BYTES, Announcement
 from pipelines.features.sparse.shelf import Shelf
-from pipelines.swarm.upload_limit import UploadLimit, pass_bytes
-from pipelines.training.averaging.wire.streams import open_greeted
 
 CHUNK_BYTES = 2**15
 CHUNK_SECONDS = 15.0

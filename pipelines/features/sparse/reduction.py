@@ -5,14 +5,14 @@ from typing import Any
 
 import torch
 
+from pipelines.core.epoch.gathering import LocalSteps
+from pipelines.core.epoch.reduction import Reduction
+from pipelines.core.gradients.computation import gradients_are_finite
+from pipelines.core.run.training_run import TrainingRun
+from pipelines.core.state.training_state import TrainingState
 from pipelines.features.sparse.averager import SparseGradientAverager
 from pipelines.features.sparse.error_feedback import ErrorFeedback
 from pipelines.features.sparse.mean import mean
-from pipelines.training.gradients.computation import gradients_are_finite
-from pipelines.training.run.training_run import TrainingRun
-from pipelines.training.state.training_state import TrainingState
-from pipelines.training.swarm_optimizer.gathering import LocalSteps
-from pipelines.training.swarm_optimizer.reduction import Reduction
 
 logger = logging.getLogger(__name__)
 

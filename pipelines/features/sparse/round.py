@@ -13,14 +13,14 @@ from hivemind.averaging.allreduce import AveragingMode
 from hivemind.averaging.partition import AllreduceException
 from hivemind.p2p import PeerID
 
+from pipelines.core.averaging.group.avoidance import Avoidance
+from pipelines.core.averaging.reduce.robust_aggregation import bounded_weights, excess_weights
+from pipelines.core.averaging.reduce.suspects import Offence
+from pipelines.core.averaging.round_state import Signatures
 from pipelines.features.sparse.announcement import Announcement, drawn_order, receipt_statement
 from pipelines.features.sparse.codec import SparseCodec, SparseUpdate
 from pipelines.features.sparse.deliveries import AlteredError, Deliveries, NotHeldError
 from pipelines.features.sparse.mean import mean, norm_scales
-from pipelines.training.averaging.group.avoidance import Avoidance
-from pipelines.training.averaging.reduce.robust_aggregation import bounded_weights, excess_weights
-from pipelines.training.averaging.reduce.suspects import Offence
-from pipelines.training.averaging.round_state import Signatures
 
 logger = logging.getLogger(__name__)
 

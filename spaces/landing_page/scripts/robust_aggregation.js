@@ -1,5 +1,5 @@
 /**
- * What a group of peers agrees on, as `pipelines/training/averaging/reduce/robust_aggregation.py` computes it for peers of equal weight:
+ * What a group of peers agrees on, as `pipelines/core/averaging/reduce/robust_aggregation.py` computes it for peers of equal weight:
  * norms are bounded, CenteredClip runs from the coordinate median, and who is far off, or far from most, is left out.
  */
 

@@ -4,13 +4,13 @@ import pytest
 import torch
 from torch import nn
 
+from pipelines.core.run.training_run import TrainingRun
 from pipelines.joining.collaborating import (
     UnsuitableModelError,
     check_model,
     check_shared_memory,
     collaborate,
 )
-from pipelines.training.run.training_run import TrainingRun
 
 
 def two_layers():

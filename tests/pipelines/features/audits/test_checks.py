@@ -12,12 +12,12 @@ from hivemind.averaging.allreduce import AveragingMode
 from hivemind.proto import averaging_pb2
 from signed_rounds import GROUP, MEMBERS, NAMES, PART, made, terms_with
 
+from pipelines.core.averaging.reduce.suspects import Offence
+from pipelines.core.averaging.wire.signed_answers import RoundAnswers, answers_request, read_seal
+from pipelines.core.averaging.wire.signed_inputs import RoundInputs
 from pipelines.features.audits import checks as module
 from pipelines.features.audits.checks import MOST_UNPROVEN, ROUNDS_KEPT, RoundChecks
 from pipelines.features.audits.evidence import Verdict
-from pipelines.training.averaging.reduce.suspects import Offence
-from pipelines.training.averaging.wire.signed_answers import RoundAnswers, answers_request, read_seal
-from pipelines.training.averaging.wire.signed_inputs import RoundInputs
 
 IDS = {name: member.peer_id for name, member in MEMBERS.items()}
 TOKENS = {member.peer_id: member.token for member in MEMBERS.values()}

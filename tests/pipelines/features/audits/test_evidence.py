@@ -22,11 +22,11 @@ from signed_rounds import (
     terms_with,
 )
 
-from pipelines.admission.tokens import own_admission, self_signed_token
+from pipelines.core.admission.tokens import own_admission, self_signed_token
+from pipelines.core.averaging.reduce.robust_aggregation import FAR_OFF, aggregate
+from pipelines.core.averaging.wire.signed_answers import answer_statement, seal
+from pipelines.core.averaging.wire.signed_inputs import part_statement
 from pipelines.features.audits.evidence import BORDER, Evidence, Verdict, read_header, verdict
-from pipelines.training.averaging.reduce.robust_aggregation import FAR_OFF, aggregate
-from pipelines.training.averaging.wire.signed_answers import answer_statement, seal
-from pipelines.training.averaging.wire.signed_inputs import part_statement
 
 
 @pytest.mark.parametrize("distribution", ["gaussian", "heavy tails", "sparse"])

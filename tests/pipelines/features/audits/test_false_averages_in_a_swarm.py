@@ -5,7 +5,7 @@ import time
 import pytest
 from swarm_of_processes import HOSTILE_PROCESS, Swarm, tiny_run
 
-from pipelines.training.averaging.reduce.suspects import Offence
+from pipelines.core.averaging.reduce.suspects import Offence
 
 pytestmark = [pytest.mark.slow, pytest.mark.swarm]
 

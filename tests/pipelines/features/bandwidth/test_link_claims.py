@@ -6,6 +6,7 @@ import pytest
 from hivemind.averaging.allreduce import AveragingMode
 from hivemind.utils import MSGPackSerializer
 
+from pipelines.core.averaging.group.group_data import ID_BYTES, MOST_BYTES, mode_of
 from pipelines.features.bandwidth.claims import (
     GROWTH,
     MIN_ROUNDS,
@@ -19,7 +20,6 @@ from pipelines.features.bandwidth.claims import (
     told,
 )
 from pipelines.features.bandwidth.shares import FASTEST_MBIT, seconds_needed, shares_of
-from pipelines.training.averaging.group.group_data import ID_BYTES, MOST_BYTES, mode_of
 
 MOST_SECONDS = 600.0
 PEERS = tuple(f"peer number {number}".encode() for number in range(5))

@@ -13,7 +13,8 @@ import torch
 from hivemind.averaging.allreduce import AveragingMode
 from hivemind.utils import MSGPackSerializer
 
-from pipelines.doctor.link_checks import check_round, remember_link, remembered_link
+from pipelines.core.averaging.division import Link
+from pipelines.core.run.training_run import TrainingRun
 from pipelines.features.bandwidth.claims import read_statement
 from pipelines.features.bandwidth.estimate import round_line, sparse_bytes
 from pipelines.features.bandwidth.link_meter import HEADROOM, PACE, PROBE, LinkMeter, Look, measured
@@ -21,8 +22,7 @@ from pipelines.features.bandwidth.measured_division import MeasuredDivision, gai
 from pipelines.features.bandwidth.shares import Member
 from pipelines.features.bandwidth.tcp_counters import Traffic, daemon_of, traffic_of
 from pipelines.features.sparse.codec import SparseCodec
-from pipelines.training.averaging.division import Link
-from pipelines.training.run.training_run import TrainingRun
+from pipelines.tools.doctor.link_checks import check_round, remember_link, remembered_link
 
 MEGABIT = 125_000
 

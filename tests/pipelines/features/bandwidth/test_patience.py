@@ -7,14 +7,14 @@ from hivemind.averaging.allreduce import AveragingMode
 from hivemind.p2p import PeerID
 from hivemind.utils import MSGPackSerializer
 
+from pipelines.core.averaging.division import Link
+from pipelines.core.averaging.group.matchmaking import retry_seconds
+from pipelines.core.averaging.group.time_limits import attempt_times
+from pipelines.core.averaging.patience import Patience
+from pipelines.core.epoch.hivemind_options import chunk_timeout
+from pipelines.core.run.training_run import TrainingRun
 from pipelines.features.bandwidth.measured_division import MeasuredDivision
 from pipelines.features.bandwidth.shares import Member, duration_of
-from pipelines.training.averaging.division import Link
-from pipelines.training.averaging.group.matchmaking import retry_seconds
-from pipelines.training.averaging.group.time_limits import attempt_times
-from pipelines.training.averaging.patience import Patience
-from pipelines.training.run.training_run import TrainingRun
-from pipelines.training.swarm_optimizer.hivemind_options import chunk_timeout
 
 RUN = TrainingRun(run_id="r", model_config={}, dataset_repository="a/b", dataset_revision="c")
 VECTOR_MBIT = 1000.0

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from scipy.optimize import linprog
 
+from pipelines.core.averaging.division import Link
 from pipelines.features.bandwidth.shares import Member, divided, duration_of, shares_of
-from pipelines.training.averaging.division import Link
 
 
 def node(rate: float, down: float | None = None, *, is_proven: bool = True) -> Member:

@@ -3,13 +3,13 @@
 import pytest
 from hivemind.utils import MSGPackSerializer
 
+from pipelines.core.swarm.record_limits import MOST_BYTES
 from pipelines.features.servers.complaints import (
     MOST_COMPLAINTS,
     MOST_SHOWN,
     ComplaintsRecord,
     accused_servers,
 )
-from pipelines.swarm.record_limits import MOST_BYTES
 
 SIGNATURE_BYTES = 1024
 

@@ -7,7 +7,7 @@ from hivemind.dht.crypto import RSASignatureValidator
 from hivemind.p2p import PeerID
 from hivemind.utils import MSGPackSerializer
 
-from pipelines.admission.tokens import TokenCheck, issue_token, public_text
+from pipelines.core.admission.tokens import TokenCheck, issue_token, public_text
 from pipelines.features.servers.server_list import MOST_BYTES, MOST_TOLD, believed
 
 NOW = 1000.0

@@ -10,6 +10,7 @@ from contribution_material import EPOCH, SIZES, content, gathered, peer
 from hivemind.p2p import PeerID
 from hivemind.utils import MSGPackSerializer
 
+from pipelines.core.averaging.group.group_data import mode_of
 from pipelines.features.sparse.announcement import (
     MOST_RECORDED,
     Announcement,
@@ -17,7 +18,6 @@ from pipelines.features.sparse.announcement import (
     drawn_order,
 )
 from pipelines.features.sparse.shelf import MOST_GIFTS, MOST_TAKEN, Shelf
-from pipelines.training.averaging.group.group_data import mode_of
 
 
 @pytest.mark.parametrize("fan_out", [None, peer(9)])

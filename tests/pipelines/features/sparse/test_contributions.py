@@ -16,7 +16,9 @@ from hivemind.proto import averaging_pb2, runtime_pb2
 from hivemind.utils import MSGPackSerializer
 from hivemind.utils.asyncio import as_aiter
 
-from pipelines.admission.averaging_gate import GroupSignatures
+from pipelines.core.admission.averaging_gate import GroupSignatures
+from pipelines.core.averaging.group.avoidance import Avoidance
+from pipelines.core.averaging.reduce.suspects import Offence
 from pipelines.features.sparse.announcement import (
     Announcement,
     agreed_records,
@@ -26,8 +28,6 @@ from pipelines.features.sparse.deliveries import AlteredError, Deliveries, NotHe
 from pipelines.features.sparse.mean import mean
 from pipelines.features.sparse.round import ContributionRound, ContributionTerms
 from pipelines.features.sparse.shelf import Shelf
-from pipelines.training.averaging.group.avoidance import Avoidance
-from pipelines.training.averaging.reduce.suspects import Offence
 
 MAX_WEIGHT_RATIO = 8.0
 

@@ -7,13 +7,13 @@ from hivemind.utils import MPFuture
 from safetensors.torch import save_file
 from swarm_of_processes import tiny_run
 
+from pipelines.core.epoch.reduction import reduction_of
+from pipelines.core.optimizers.choice import optimizer_parts
+from pipelines.core.state.checkpoint_tensors import RunState, load_training_state, save_training_state
+from pipelines.core.state.training_state import TrainingState
 from pipelines.features.sparse.averager import SparseGradientAverager
 from pipelines.features.sparse.mean import mean
 from pipelines.features.sparse.reduction import SparseLocalSteps
-from pipelines.training.optimizers.choice import optimizer_parts
-from pipelines.training.state.checkpoint_tensors import RunState, load_training_state, save_training_state
-from pipelines.training.state.training_state import TrainingState
-from pipelines.training.swarm_optimizer.reduction import reduction_of
 
 RUN = tiny_run(
     local_steps=4, synchronisation="sparse", aggregation_rule="mean", outer_momentum=0, sparse_error_decay=1.0

@@ -8,9 +8,9 @@ from safetensors.torch import load_file
 from support_files import SUPPORT
 from swarm_of_processes import PATIENT, Swarm, tiny_run
 
-from pipelines.admission.tokens import public_text
+from pipelines.core.admission.tokens import public_text
 from pipelines.features.sparse.codec import SparseCodec
-from pipelines.training.tasks.text_to_image.model import initial_model
+from pipelines.tasks.text_to_image.model import initial_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.swarm]
 

@@ -1,0 +1,82 @@
+"""Builds the optimizers and the schedule that a run asks for."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import TypedDict
+
+import torch
+from torch.optim.optimizer import ParamsT
+
+from pipelines.core.optimizers.adamw import AdamW
+from pipelines.core.optimizers.lamb import Lamb
+from pipelines.core.optimizers.muon import Muon
+from pipelines.core.optimizers.nesterov import Nesterov
+from pipelines.core.optimizers.parameter_groups import muon_groups, weight_decay_groups
+from pipelines.core.optimizers.schedule import linear_factor
+from pipelines.core.run.training_run import TrainingRun
+
+OPTIMIZERS: dict[str, type[Lamb]] = {"lamb": Lamb, "adamw": AdamW, "muon": Muon}
+"""Optimizers by the name in a run's settings; `sections.OPTIMIZERS` has the same names."""
+
+
+class OptimizerParts(TypedDict):
+    """What hivemind's optimizer and averager are built from."""
+
+    params: ParamsT
+    optimizer: Callable[[ParamsT], torch.optim.Optimizer]
+    scheduler: Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LambdaLR] | None
+
+
+def optimizer_parts(run: TrainingRun, model: torch.nn.Module) -> OptimizerParts:
+    """Return the parameters, optimizer factory and schedule factory of the state that all peers share, in one order.
+
+    With local steps this is the outer optimizer: Nesterov steps along the averaged progress, at a constant rate.
+    """
+    if run.local_steps == 1:
+        schedule = partial(linear_schedule, num_warmup=run.num_warmup_epochs, num_total=run.num_epochs)
+        return dict(params=parameter_groups(run, model), optimizer=optimizer_factory(run), scheduler=schedule)
+    groups = weight_decay_groups(model.named_parameters(), run.weight_decay)
+    outer = partial(Nesterov, lr=run.outer_learning_rate, momentum=run.outer_momentum)
+    # The inner optimizer decays the weights; decayed twice, they would shrink with every synchronisation.
+    return dict(params=[dict(params=group["params"]) for group in groups], optimizer=outer, scheduler=None)
+
+
+def optimizer_factory(run: TrainingRun) -> partial[Lamb]:
+    """Return a factory of the run's optimizer, with local steps of the inner one, from parameter groups.
+
+    Momentum that gradients already contain is not added again.
+    """
+    return partial(
+        OPTIMIZERS[run.stepping_optimizer],
+        lr=run.peak_learning_rate,
+        betas=(0.0 if gradient_momentum(run) else run.betas[0], run.betas[1]),
+        eps=run.epsilon,
+        max_gradient_norm=run.max_gradient_norm,
+        bits=run.optimizer_bits,
+    )
+
+
+def gradient_momentum(run: TrainingRun) -> float:
+    """Return the momentum that peers add to their own gradients; the optimizer then adds none."""
+    return run.betas[0] if run.momentum_before_averaging else 0.0
+
+
+def inner_optimizer(run: TrainingRun, model: torch.nn.Module) -> torch.optim.Optimizer:
+    """Return the run's inner optimizer over the model's own parameters."""
+    return optimizer_factory(run)(parameter_groups(run, model))
+
+
+def parameter_groups(run: TrainingRun, model: torch.nn.Module) -> list[dict]:
+    """Return the groups of what steps along gradients; ValueError if the model has none that the optimizer is for."""
+    if run.stepping_optimizer == "muon":
+        return muon_groups(model, run.weight_decay)
+    return weight_decay_groups(model.named_parameters(), run.weight_decay)
+
+
+def linear_schedule(
+    optimizer: torch.optim.Optimizer, num_warmup: int, num_total: int
+) -> torch.optim.lr_scheduler.LambdaLR:
+    """Return a linear warm-up from 0 over `num_warmup` epochs and a linear fall to 0 at `num_total` (section 3.3)."""
+    return torch.optim.lr_scheduler.LambdaLR(
+        optimizer, partial(linear_factor, num_warmup=num_warmup, num_total=num_total)
+    )

@@ -1,0 +1,245 @@
+"""Entering a run's swarm as a training peer, from its task to its last report; `pipelines.joining` finds both."""
+
+import contextlib
+import dataclasses
+import logging
+import os
+import threading
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from huggingface_hub import get_token, whoami
+
+from pipelines.core.admission.client import PeerAdmission, seek_admission
+from pipelines.core.epoch.gradient_averager import SwarmGradientAverager
+from pipelines.core.epoch.hivemind_options import reply_seconds
+from pipelines.core.peer.data_lease import DataLease, OpenLease, no_lease
+from pipelines.core.peer.pausing import stop_on_signals
+from pipelines.core.peer.prefetching import prefetched
+from pipelines.core.peer.reports import StepReport
+from pipelines.core.peer.training_peer import RunFinishedError, TrainingPeer, finished_message
+from pipelines.core.run.compute_options import ComputeOptions
+from pipelines.core.run.door import door_of
+from pipelines.core.run.task import Batch, TrainingTask
+from pipelines.core.run.training_run import TrainingRun, stable_seed
+from pipelines.core.run.versions import package_version
+from pipelines.core.state.anchors import AnchorKeys
+from pipelines.core.state.transfer import ShowProgress
+from pipelines.core.swarm.forks import set_aside_what_exists
+from pipelines.core.swarm.network_options import NetworkOptions
+from pipelines.core.swarm.node import open_dht
+from pipelines.core.swarm.records import RecordKind
+from pipelines.core.torch_devices import num_cores, torch_device, wanted_threads
+
+logger = logging.getLogger(__name__)
+
+ANONYMOUS = "anonymous"
+"""Who has no token; several people."""
+
+Hear = Callable[..., None]
+"""Called with an event's name and values: `checking`, `asking`, `entered`, `synchronising`, `joined`, `paused`,
+`resumed`."""
+
+
+class RunWatch(Protocol):
+    """Tells a peer that its run goes on in another swarm, or is over."""
+
+    found_new_generation: bool
+    is_over: bool
+
+    def look(self) -> bool:
+        """Look now; return whether there is a new generation."""
+
+
+WatchRun = Callable[[threading.Event, Callable[[], bool]], contextlib.AbstractContextManager[RunWatch]]
+"""Watches a run for the duration of a block: sets the event when the peer is to leave, and looks more often while the
+function says that the run may be ending."""
+
+
+def hear_nothing(_event: str, **_values: object) -> None:
+    """Ignore the event."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeerParts:
+    """What differs between peers of one kind: identity and callbacks."""
+
+    username: str | None = None
+    """User name published with the peer's figures; None: the Hub user's, or `anonymous`."""
+
+    package_version: str = dataclasses.field(default_factory=package_version)
+    hear: Hear = hear_nothing
+    show: ShowProgress | None = None
+    """Called with the progress of a state download; None: progress is logged occasionally."""
+
+    takes_signals: bool = False
+    """Whether SIGINT and SIGTERM end the training cleanly, and SIGUSR1 and SIGUSR2 pause and resume it."""
+
+    gradient_averager_type: type[SwarmGradientAverager] | None = None
+    """What averages gradients, or progress; None: what the run asks for."""
+
+    record_kinds: Collection[RecordKind] = ()
+    """Kinds of records that the swarm has besides the core's."""
+
+    open_lease: OpenLease = no_lease
+
+
+@dataclass(frozen=True, kw_only=True)
+class Membership:
+    """A peer that has joined a run and has its newest state."""
+
+    peer: TrainingPeer
+    stop: threading.Event
+    """Ends the training when it is set, from any thread."""
+
+    watch: RunWatch | None
+    seed: int
+    """Seed of the order in which this peer reads the data, where nobody leases it."""
+
+    lease: DataLease | None = None
+    username: str = ANONYMOUS
+
+    @property
+    def found_new_generation(self) -> bool:
+        """Whether the run was rolled back, which ends the training: join again."""
+        return self.watch is not None and self.watch.found_new_generation
+
+    def train(
+        self, through: Callable[[Iterator[Batch]], Iterator[Batch]] = lambda batches: batches
+    ) -> Iterator[StepReport]:
+        """Train until the run is over, `stop` is set, or a local limit is reached.
+
+        Yields a report after every micro-batch. `through` may watch or delay the stream of batches.
+        """
+        if self.stop.is_set():  # already while the state was downloaded
+            return
+        compute = self.peer.compute
+        self.peer.choose_micro_batch()
+        if self.lease is not None and compute.shuffle_buffer_size != ComputeOptions.shuffle_buffer_size:
+            logger.warning("--shuffle-buffer has no effect: this run's records are leased in an order of their own.")
+
+        def batch_size() -> int:
+            return self.peer.micro_batch_size * (compute.num_devices or 1)
+
+        def read() -> Iterator[Batch]:
+            return self.peer.task.batches(
+                batch_size=batch_size,
+                seed=self.seed,
+                shuffle_buffer_size=compute.shuffle_buffer_size,
+                spans=None if self.lease is None else self.lease.spans,
+            )
+
+        self.peer.ask_for_lease()
+        with prefetched(read, batch_size, self.stop) as batches:
+            try:
+                yield from self.peer.train(through(batches), self.stop)
+            finally:
+                if self.lease is not None:
+                    self.lease.close()
+
+
+@contextlib.contextmanager
+def enter_run(
+    task: TrainingTask,
+    name: str,
+    *,
+    network: NetworkOptions,
+    compute: ComputeOptions,
+    parts: PeerParts = PeerParts(),
+    fetch_checkpoint: Callable[[], Path | None] = lambda: None,
+    watch_run: WatchRun | None = None,
+    anchor_keys: AnchorKeys = tuple,
+    reached_epoch: int = 0,
+    seed: int | None = None,
+) -> Iterator[Membership]:
+    """Enter the swarm of a task's run and download its newest state; `name` is the run's, for messages.
+
+    `watch_run` watches the run for new generations, None: nobody does; `anchor_keys` returns the keys of its anchors.
+    Of peers whom no anchor vouches for now no state before `reached_epoch` is taken. Without entry addresses in the
+    run's settings the peer is its first one.
+
+    Raises:
+        RunFinishedError: the run is at its last epoch.
+        AdmissionRefusedError: the run's authority does not admit this user, or no longer does.
+        ConnectionError: the authority or the swarm cannot be reached.
+    """
+    run = task.run
+    compute = dataclasses.replace(compute, cpu_threads=wanted_threads(compute.cpu_threads, os.environ))
+    torch.set_num_threads(compute.cpu_threads or num_cores())
+    with contextlib.ExitStack() as stack:
+        parts.hear("asking", run=run)
+        network, admission = stack.enter_context(admitted(run, name, network))
+        patience = reply_seconds(run)
+        set_aside_what_exists()
+        dht = stack.enter_context(
+            open_dht(name, run.entry_addresses, network, admission=admission, reply_seconds=patience)
+        )
+        username = parts.username or admission.username
+        own_seed = stable_seed(run.run_id, dht.peer_id) if seed is None else seed
+        lease = parts.open_lease(task, own_seed, anchor_keys)
+        peer = stack.enter_context(
+            TrainingPeer(
+                task,
+                dht,
+                network,
+                compute,
+                admission=admission,
+                username=username,
+                package_version=parts.package_version,
+                place=name,
+                gradient_averager_type=parts.gradient_averager_type,
+                record_kinds=parts.record_kinds,
+                anchor_keys=anchor_keys,
+                lease=lease,
+            )
+        )
+        # Signals must kill hivemind's children, so they are forked before.
+        stop = stack.enter_context(stop_on_signals(peer.pause_switch)) if parts.takes_signals else threading.Event()
+        admission.on_refusal(stop.set)
+        watch = None if watch_run is None else stack.enter_context(watch_run(stop, peer.may_be_ending))
+        peer.pause_switch.on_rest = lambda rests: parts.hear("paused" if rests else "resumed")
+        parts.hear("entered", dht=dht)
+        parts.hear("synchronising")
+        peer.optimizer.state_transfer.is_to_stop = stop.is_set
+        peer.optimizer.state_transfer.reached_epoch = reached_epoch
+        peer.wait_for_word(stop)
+        source = peer.synchronise(fetch_checkpoint, parts.show)
+        peer.optimizer.state_transfer.reached_epoch = 0  # from now on those it averages with say where the run is
+        if watch is not None and (watch.is_over or (source != "peers" and not watch.look() and watch.is_over)):
+            raise RunFinishedError(finished_message(run, name))  # while this peer was joining
+        membership = Membership(peer=peer, stop=stop, watch=watch, seed=own_seed, lease=lease, username=username)
+        if not stop.is_set():
+            parts.hear("joined", run=run, username=username, epoch=peer.optimizer.local_epoch, state=source)
+        yield membership
+
+
+@contextlib.contextmanager
+def admitted(run: TrainingRun, name: str, network: NetworkOptions) -> Iterator[tuple[NetworkOptions, PeerAdmission]]:
+    """Stay admitted for the duration of the block: with this machine's Hub account where the run has an authority.
+
+    After the block, raises the authority's refusal to renew the admission, if any.
+    """
+    with seek_admission(door_of(run, name), network.identity_file, get_token(), token_host=network.token_host) as (
+        identity_file,
+        admission,
+    ):
+        yield dataclasses.replace(network, identity_file=identity_file), admission
+        admission.raise_refusal()
+
+
+def with_devices(compute: ComputeOptions) -> ComputeOptions:
+    """Return the options with the devices of this machine in place of `auto`: all GPUs, unless one is named."""
+    device = torch_device(compute.device)
+    return dataclasses.replace(
+        compute,
+        device=device,
+        num_devices=compute.num_devices or (torch.cuda.device_count() if device == "cuda" else 1),
+    )
+
+
+def hub_username() -> str:
+    """Return the Hub user's name, or `anonymous` without a token; a refused token is an error."""
+    return whoami()["name"] if get_token() else ANONYMOUS

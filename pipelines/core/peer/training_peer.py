@@ -1,0 +1,388 @@
+"""A training peer: downloads the swarm's state, computes gradients, averages them, reports, serves its state."""
+
+import contextlib
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator
+from pathlib import Path
+
+import torch
+
+from pipelines.core.admission.client import PeerAdmission
+from pipelines.core.admission.dht_gate import SwarmDHT
+from pipelines.core.epoch.assembly import make_optimizer
+from pipelines.core.epoch.gradient_averager import SwarmGradientAverager
+from pipelines.core.gradients.adaptive_threads import AdaptiveThreads
+from pipelines.core.gradients.computation import (
+    ComputeGradient,
+    GradientComputation,
+    UsableGradients,
+    is_worth_compiling,
+    resolve_precision,
+)
+from pipelines.core.gradients.gpu_memory import cap_gpu_memory, off_the_gpu
+from pipelines.core.gradients.micro_batch import choose_micro_batch, largest_useful, trial
+from pipelines.core.gradients.size_choice import SizeChoice
+from pipelines.core.peer.data_lease import DataLease
+from pipelines.core.peer.handing_over import hand_over
+from pipelines.core.peer.pausing import PauseSwitch, take_break
+from pipelines.core.peer.reports import StepReport, suspect_record
+from pipelines.core.run.compute_options import ComputeOptions
+from pipelines.core.run.task import Batch, NamedBatch, TrainingTask, num_samples
+from pipelines.core.run.training_run import TrainingRun
+from pipelines.core.state.anchors import AnchorKeys
+from pipelines.core.state.checkpoint_tensors import RunState, load_training_state
+from pipelines.core.state.transfer import ShowProgress
+from pipelines.core.swarm.network_options import NetworkOptions
+from pipelines.core.swarm.peer_records import MAX_SUSPECTS, PeerIntroduction, PeerMetrics
+from pipelines.core.swarm.records import RecordKind, SwarmRecords, sender_name
+from pipelines.core.thread_choice import halves
+from pipelines.core.torch_devices import describe_device, num_cores
+
+logger = logging.getLogger(__name__)
+
+SECONDS_BETWEEN_LOOKS, SECONDS_BETWEEN_LINES = 1.0, 30.0
+
+
+class RunFinishedError(ValueError):
+    """The run has reached its last epoch; there is nothing left to train."""
+
+
+class TrainingPeer:
+    """Trains in a swarm. Use as a context manager around `synchronise` and `train`.
+
+    `place` is where this peer's other devices find the run: its repository, or a folder.
+    """
+
+    def __init__(
+        self,
+        task: TrainingTask,
+        dht: SwarmDHT,
+        network: NetworkOptions,
+        compute: ComputeOptions,
+        *,
+        admission: PeerAdmission | None,
+        username: str,
+        package_version: str,
+        place: str = "",
+        gradient_averager_type: type[SwarmGradientAverager] | None = None,
+        anchor_keys: AnchorKeys = tuple,
+        record_kinds: Collection[RecordKind] = (),
+        lease: DataLease | None = None,
+    ) -> None:
+        """`record_kinds`: that the swarm has besides the core's; `lease`: None: nobody tells this peer what to read."""
+        self.task, self.run, self.network, self.compute = task, task.run, network, compute
+        cap_gpu_memory(compute.device, compute.max_gpu_memory)
+        self.model = task.new_model().to(compute.device)
+        self.records = SwarmRecords(dht, self.run.swarm_id, admission=admission, kinds=record_kinds)
+        self.num_samples = 0
+        """What this peer has contributed, in the task's unit."""
+
+        self.num_epochs = 0
+        """Epochs that this peer has ended with the others."""
+
+        self._dht, self._username, self._package_version, self._place = dht, username, package_version, place
+        self._gradient_averager_type, self._anchor_keys, self._lease = gradient_averager_type, anchor_keys, lease
+        self.ask_for_lease: Callable[[], None] = _ask_nobody
+        """To be called when this peer is about to train on the run's dataset."""
+
+        self._epoch_losses: list[float] = []
+        self.pause_switch = PauseSwitch()
+        self._parts = contextlib.ExitStack()
+        self._precision = resolve_precision(compute.precision, compute.device)
+        self._is_compiled = is_worth_compiling(compute.compile, compute.device, task)
+        self._computation = GradientComputation(
+            task, self.model, device=compute.device, precision=self._precision, compiled=self._is_compiled
+        )
+        self._sizes: SizeChoice | None = None
+        """Which micro-batch this machine computes; None: it is configured."""
+
+        self._trial = trial(
+            task, self._computation.backward_as_it_is, self.model, compute.device, lambda: self.micro_batch_size
+        )
+
+    def __enter__(self) -> "TrainingPeer":
+        self.records.open()
+        self.optimizer = make_optimizer(
+            run=self.run,
+            dht=self._dht,
+            model=self.model,
+            records=self.records,
+            bandwidth_limit_mbit=self.network.bandwidth_limit_mbit,
+            gradient_averager_type=self._gradient_averager_type,
+            anchor_keys=self._anchor_keys,
+            listeners=() if self._lease is None else (self._lease.listener,),
+            children=self._dht.children,
+            verbose=logger.isEnabledFor(logging.DEBUG),
+        )
+        self._parts.callback(self.optimizer.shutdown)
+        # hivemind has forked by now, and must not once the devices have joined.
+        backward = self._join_devices() if (self.compute.num_devices or 1) > 1 else self._on_one_device()
+        self._gradients = UsableGradients(backward, self.model.parameters(), precision=self._precision)
+        self._introduce()
+        if self._lease is not None:
+            name = sender_name(self._dht.peer_id.to_base58())
+            self.ask_for_lease = self._parts.enter_context(self._lease.watch(self.records, name))
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._parts.close()
+
+    def _on_one_device(self) -> ComputeGradient:
+        if torch.device(self.compute.device).type != "cpu" or self.compute.cpu_threads is not None:
+            return self._computation.backward
+        return AdaptiveThreads(self._computation.backward, halves(num_cores()))
+
+    def _join_devices(self) -> ComputeGradient:
+        from pipelines.core.gradients.device_group import (
+            DeviceGroup,
+            DevicePlan,
+            meeting_place,
+        )  # importing accelerate takes a second
+
+        if self.task.device_program is None:
+            raise ValueError(
+                f"num_devices is {self.compute.num_devices}; a peer of this task computes on one device. Start one "
+                "peer for each device."
+            )
+        plan = DevicePlan(
+            program=self.task.device_program,
+            run=self.run.to_json(),
+            place=self._place,
+            device_type=torch.device(self.compute.device).type,
+            num_devices=self.compute.num_devices or 1,
+            precision=self._precision,
+            compiled=self._is_compiled,
+            cpu_threads=self.compute.cpu_threads,
+            max_gpu_memory=self.compute.max_gpu_memory,
+            store=self._parts.enter_context(meeting_place()),
+        )
+        return self._parts.enter_context(DeviceGroup(plan, self.model, self._computation)).backward
+
+    def wait_for_word(self, stop: threading.Event) -> None:
+        """In a run with anchors: wait until one of them, or peers that one vouches for, say which state the run has.
+
+        Ends at once while nobody trains, and when `stop` is set.
+        """
+        next_line = 0.0
+        while self.optimizer.state_transfer.look().is_without_word and not stop.wait(SECONDS_BETWEEN_LOOKS):
+            if time.monotonic() >= next_line:
+                next_line = time.monotonic() + SECONDS_BETWEEN_LINES
+                logger.warning(
+                    "Peers train here, but neither an anchor of the run nor enough of the peers that one vouches for "
+                    "say which state it has. This peer waits. The organiser starts an anchor with: dalle-collab run "
+                    "assist %s",
+                    self._place or "ORG/RUN",
+                )
+
+    def synchronise(self, fetch_checkpoint: Callable[[], Path | None], show: ShowProgress | None = None) -> str:
+        """Load the newest available state; return where it came from: `peers`, `checkpoint` or `start`.
+
+        `fetch_checkpoint` downloads the newest checkpoint's folder and is called only when no peer serves the state
+        that most peers name. `show` is called with download progress; by default it is logged occasionally.
+
+        Raises:
+            RunFinishedError: the run is at its last epoch.
+        """
+        source = "start"
+        if self.optimizer.state_transfer.look().newest_epoch() > 0:
+            self.optimizer.load_state_from_peers(show)
+        if self.optimizer.state.state_epoch > 0:
+            source = "peers"
+        elif not self.optimizer.state_transfer.is_to_stop() and (folder := fetch_checkpoint()) is not None:
+            self.restore(folder)
+            source = "checkpoint"
+        if self.optimizer.is_over:
+            raise RunFinishedError(finished_message(self.run, self._place))
+        if not self.optimizer.state_transfer.is_to_stop():  # else it may have no state worth sharing
+            self.optimizer.share_state()
+        return source
+
+    def restore(self, folder: Path) -> RunState:
+        """Load a checkpoint from its folder; the peer continues at its epoch."""
+        own = self.optimizer.state
+        with own.lock:
+            state = load_training_state(folder, self.model, own.optimizer)
+            own.set_epoch(state.epoch)
+        self.optimizer.begin_epoch()
+        return state
+
+    def may_be_ending(self) -> bool:
+        """Whether the others may have ended the run's last epoch, so that the Hub will soon say so."""
+        optimizer, last = self.optimizer, self.run.num_epochs
+        is_alone = optimizer.tracker.num_peers <= 1
+        return max(optimizer.tracker.global_epoch, optimizer.local_epoch + is_alone) >= last
+
+    def pause(self) -> None:
+        """Stop computing after the current micro-batch, from any thread; the other peers do not wait."""
+        self.pause_switch.pause()
+
+    def resume(self) -> None:
+        """Resume after a pause, from any thread, with the swarm's newest state."""
+        self.pause_switch.resume()
+
+    @property
+    def micro_batch_size(self) -> int:
+        """Samples per local step and device: as configured, or found by testing the machine; this may change."""
+        return self._sizes.size if self._sizes is not None else self.compute.micro_batch_size or 1
+
+    def choose_micro_batch(self) -> None:
+        """Test the machine, unless the size is configured. While it trains, this is done again from time to time."""
+        if self.compute.micro_batch_size is not None:
+            return
+        own_share = int(self.run.target_batch_size / self.task.sample_weight) // (self.compute.num_devices or 1)
+        largest = largest_useful(own_share)
+        size = choose_micro_batch(self._trial, largest=largest)
+        self._sizes = SizeChoice(largest, size)
+        logger.info("Micro-batches of %d samples suit this machine best.", size)
+
+    def _test_again(self, seconds: float, num_samples: int) -> None:
+        """Note a step, and time one other micro-batch if that is due; nobody waits for this peer meanwhile."""
+        if self._sizes is None or self._is_compiled:  # each size would be compiled anew
+            return
+        before = self._sizes.size
+        self._sizes.note_step(seconds, num_samples)
+        if self.optimizer.is_awaited or (size := self._sizes.next_trial()) is None:
+            return
+        with self.optimizer.tracker.performance_ema.pause():
+            self._sizes.note_trial(self._trial(size))
+        if self._sizes.size != before:
+            logger.info("Micro-batches of %d samples suit this machine better than %d now.", self._sizes.size, before)
+
+    def train(
+        self, batches: Iterable[Batch], stop: threading.Event, clock: Callable[[], float] = time.monotonic
+    ) -> Iterator[StepReport]:
+        """Train until `stop` is set, or the run's last epoch or a local limit (`max_epochs`, `max_hours` by the
+        clock's seconds) is reached.
+
+        Yields a report after every micro-batch.
+        """
+        limit = last_epoch(self.run, self.compute, self.optimizer.local_epoch)
+        deadline = clock() + 3600 * (self.compute.max_hours or math.inf)
+        for batch in batches:
+            if self.pause_switch.is_on:
+                self._rest(stop)
+            if stop.is_set() or self.optimizer.local_epoch >= limit or clock() >= deadline:
+                break
+            started = clock()
+            report = self.step(batch)
+            seconds = clock() - started
+            yield report
+            if not report.ended_epoch:  # the seconds of a round are not computing
+                started = clock()
+                self._test_again(seconds, num_samples(batch))
+                seconds += clock() - started
+                rest = seconds * (100 / self.compute.max_load - 1)
+                take_break(rest, stop, lambda: self.pause_switch.is_on or self.optimizer.is_awaited)
+        self.optimizer.wait_for_updates()
+        if self.optimizer.is_over:
+            hand_over(self.optimizer, self.records, stop, place=self._place or "ORG/RUN")
+
+    def _rest(self, stop: threading.Event) -> None:
+        self.num_samples -= self.optimizer.suspend()
+        bring_back = off_the_gpu(self.optimizer.own_tensors())
+        logger.info("Paused at epoch %d; the state is kept.", self.optimizer.local_epoch)
+        self.pause_switch.wait_until_off(stop)
+        if not stop.is_set():
+            bring_back()
+            self.optimizer.resume()
+            logger.info("Resumed at epoch %d.", self.optimizer.local_epoch)
+
+    def step(self, batch: Batch) -> StepReport:
+        """Compute the gradient of one micro-batch, add it to the epoch, and end the epoch when the swarm has enough."""
+        epoch = self.optimizer.local_epoch
+        named = batch if isinstance(batch, NamedBatch) else None
+        if named is not None:
+            torch.manual_seed(named.seed(self.run))
+        loss = self._gradients.compute(batch)
+        if loss is None:  # overflowed in float16: neither the gradient nor the loss is usable
+            self.optimizer.drop(named)
+            return self._step_report(epoch, None, was_used=False, ended_epoch=False)
+        self.optimizer.step(batch_size=loss.weight, batch=named)
+        self.optimizer.zero_grad()
+        was_used = self.optimizer.last_gradient_was_used
+        if was_used:
+            self.num_samples += loss.weight
+            self._epoch_losses.append(loss.mean)
+        ended = self.optimizer.local_epoch != epoch
+        report = self._step_report(epoch, loss.mean, was_used=was_used, ended_epoch=ended)
+        if ended:
+            self.num_epochs += 1
+            self._report_epoch()
+        return report
+
+    def _step_report(self, epoch: int, loss: float | None, *, was_used: bool, ended_epoch: bool) -> StepReport:
+        progress = self.optimizer.progress()
+        return StepReport(
+            epoch=epoch,
+            loss=loss,
+            epoch_loss=loss if self._epoch_loss is None else self._epoch_loss,
+            was_used=was_used,
+            ended_epoch=ended_epoch,
+            num_peers=progress.num_peers,
+            samples_per_second=progress.samples_per_second,
+            swarm_samples_per_second=progress.swarm_samples_per_second,
+            share_averaged=progress.share_averaged,
+            num_samples=self.num_samples,
+            bytes_per_sample=progress.bytes_sent / max(1, self.num_samples),
+        )
+
+    @property
+    def _epoch_loss(self) -> float | None:
+        return sum(self._epoch_losses) / len(self._epoch_losses) if self._epoch_losses else None
+
+    def _introduce(self) -> None:
+        introduction = PeerIntroduction(
+            username=self._username,
+            device=describe_device(self.compute.device, self.compute.num_devices or 1),
+            client_mode=bool(self.network.client_mode),
+            package_version=self._package_version,
+        )
+        self.records.introduce(introduction)
+
+    def _report_epoch(self) -> None:
+        if (loss := self._epoch_loss) is None:
+            return
+        progress = self.optimizer.progress()
+        averaging = progress.gradient_round
+        metrics = PeerMetrics(
+            username=self._username,
+            epoch=progress.epoch,
+            loss=loss,
+            num_samples=self.num_samples,
+            samples_per_second=progress.samples_per_second,
+            share_averaged=averaging.share_averaged,
+            bytes_sent=progress.bytes_sent,
+            num_rounds=averaging.num_rounds,
+            round_seconds=averaging.seconds,
+            num_refused_gradients=progress.num_refused_gradients,
+            client_mode=bool(self.network.client_mode),
+            package_version=self._package_version,
+            num_incomplete_rounds=progress.num_incomplete_rounds,
+            num_withheld=averaging.num_withheld,
+            suspects=[suspect_record(suspect) for suspect in averaging.suspects[:MAX_SUSPECTS]],
+        )
+        self._epoch_losses.clear()
+        self._introduce()
+        self.records.publish_metrics(metrics, self.run.progress_expiration_seconds)
+
+
+def _ask_nobody() -> None: ...
+
+
+def last_epoch(run: TrainingRun, compute: ComputeOptions, first: int) -> int:
+    """Return the epoch at which a peer that starts at epoch `first` leaves."""
+    return run.num_epochs if compute.max_epochs is None else min(run.num_epochs, first + compute.max_epochs)
+
+
+def finished_message(run: TrainingRun, place: str) -> str:
+    """Return the error that a run, which is in this repository, is over, with what to do next."""
+    place = place or "ORG/RUN"
+    draws = f"Draw pictures with: dalle-collab generate {place} 'a caption'"
+    return (
+        f"Training run {run.run_id} is finished: it has reached its last epoch, {run.num_epochs}. "
+        f"{draws if run.task == 'text-to-image' else f'Measure it with: dalle-collab evaluate {place}'}; or create a "
+        "new run with: dalle-collab run create"
+    )

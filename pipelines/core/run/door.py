@@ -1,0 +1,14 @@
+"""Translates a run's settings for `admission`, which knows nothing about training."""
+
+from pipelines.core.admission.settings import Door
+from pipelines.core.run.training_run import TrainingRun
+
+
+def door_of(run: TrainingRun, repository: str) -> Door:
+    """Return where peers of the run in this repository ask for admission."""
+    return Door(
+        repository=repository,
+        run_id=run.run_id,
+        service_address=run.authorization_service,
+        authority_key=run.authorization_key,
+    )

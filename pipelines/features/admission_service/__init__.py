@@ -1,0 +1,1 @@
+"""The service that admits users to a run: the organiser's program."""

@@ -1,0 +1,131 @@
+"""Pictures: a DALL-E model draws the codes of a grid, as many for each candidate."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor
+from transformers import PretrainedConfig, PreTrainedModel
+
+from modeling_dalle_collab import DalleCollabConfig, DalleCollabForConditionalGeneration, DalleCollabProcessor
+from modeling_dalle_collab.inputs_dalle_collab import check_image_prompt, check_text
+from modeling_dalle_collab.sampling_dalle_collab import SamplingOptions
+from pipelines.features.serving.draw.media.medium import Medium
+from pipelines.tasks.text_to_image.generation.image_generation import DrawingParts, load_drawing_parts
+
+if TYPE_CHECKING:
+    from pipelines.features.serving.draw.requests import DrawRequest, Wish
+
+CPU = torch.device("cpu")
+
+
+class Pictures(Medium):
+    """See `Medium`."""
+
+    product, unit = "picture", "image codes"
+
+    def check(self, ids: Tensor, given: Tensor | None, options: SamplingOptions, config: PretrainedConfig) -> None:
+        check_text(ids, cast("DalleCollabConfig", config), CPU)
+        if given is not None:
+            check_image_prompt(given, cast("DalleCollabConfig", config), CPU, batch=1)
+
+    def usual_options(self, config: PretrainedConfig) -> SamplingOptions:
+        return SamplingOptions()
+
+    def num_places(self, options: SamplingOptions, config: PretrainedConfig) -> int:
+        return min(options.num_image_codes or config.num_image_codes, config.num_image_codes)
+
+    def num_numbers(self, options: SamplingOptions, config: PretrainedConfig) -> int:
+        """See `Medium`: a shorter drawing is the beginning of the whole one."""
+        return config.num_image_codes
+
+    def num_symbols(self, config: PretrainedConfig) -> int:
+        return config.codebook_size
+
+    def every(self, config: PretrainedConfig) -> int:
+        """See `Medium`: a row."""
+        return config.image_grid_size
+
+    def needed_bytes(self, asked: "DrawRequest", config: PretrainedConfig) -> int:
+        return needed_bytes(config, len(asked.candidates), is_guided=asked.wish.options.guidance_scale != 1)
+
+    def most_bytes_of_one(self, config: PretrainedConfig) -> int:
+        return needed_bytes(config, 1, is_guided=True)
+
+    def ids_of(self, processor: DalleCollabProcessor, prompt: str) -> Tensor:
+        return torch.as_tensor(processor(text=[prompt])["input_ids"])
+
+    def rules_of(self, processor: DalleCollabProcessor) -> str:
+        rules = processor.tokenizer.backend_tokenizer.to_str()
+        return f"{processor.text_sequence_length} {processor.pad_token_id} {rules}"
+
+    def read(self, folder: Path) -> tuple[DalleCollabProcessor, DalleCollabConfig]:
+        processor = DalleCollabProcessor.from_pretrained(folder, trust_remote_code=False)
+        return processor, DalleCollabConfig.from_pretrained(folder)
+
+    def load(self, folder: Path, *, precision: str, device: str) -> DrawingParts:
+        """See `Medium`; raises as `load_drawing_parts`."""
+        parts = load_drawing_parts(folder, device=device)
+        self.rounded(parts.model, precision)
+        return parts
+
+    def rounded(self, model: PreTrainedModel, precision: str) -> None:
+        if precision == "int8":
+            cast("DalleCollabForConditionalGeneration", model).use_int8_weights()
+        elif precision == "bfloat16":
+            model.bfloat16()
+
+    def stream(
+        self,
+        model: DalleCollabForConditionalGeneration,
+        wishes: Sequence["Wish"],
+        numbers: Tensor,
+        num_candidates: int,
+    ) -> Iterator[Tensor]:
+        given = [wish.image_prompt for wish in wishes if wish.image_prompt is not None]
+        return model.stream_image_codes(
+            torch.cat([wish.input_ids for wish in wishes]).to(model.device),
+            every=wishes[0].every,
+            num_candidates=num_candidates,
+            numbers=numbers,
+            image_prompt=torch.cat(given).to(model.device) if given else None,
+            **vars(wishes[0].options),
+        )
+
+    def measuring(self, model: DalleCollabForConditionalGeneration, num_candidates: int) -> Iterator[int]:
+        input_ids = torch.full((1, model.config.text_sequence_length), model.config.pad_token_id, device=model.device)
+        for codes in model.stream_image_codes(input_ids, every=1, num_candidates=num_candidates):
+            yield codes.shape[2]
+
+    @torch.no_grad()
+    def logits_behind(self, model: DalleCollabForConditionalGeneration, wish: "Wish", codes: Tensor) -> Tensor:
+        """See `Medium`; guided if wished."""
+        missing = model.config.num_image_codes - codes.shape[1]
+        whole = torch.nn.functional.pad(codes, (0, missing)).to(model.device)
+        text = wish.input_ids.to(model.device).expand(len(codes), -1)
+
+        def image_logits(input_ids: Tensor) -> Tensor:
+            hidden = model.model(input_ids, whole).last_hidden_state
+            return model.block_logits(hidden)[1][:, : codes.shape[1]].float()
+
+        logits, scale = image_logits(text), wish.options.guidance_scale
+        if scale == 1:
+            return logits
+        null = image_logits(torch.full_like(text, model.config.pad_token_id))
+        return null + (logits - null) * scale
+
+    def means(self, distances: Tensor, codes: Tensor, config: PretrainedConfig) -> Tensor:
+        """See `Medium`: all places count."""
+        return distances.mean(dim=1)
+
+
+def needed_bytes(config: Any, num_samples: int, *, is_guided: bool, bytes_per_value: int = 4) -> int:
+    """Return what drawing so many samples takes at most: keys and values of all layers, and logits."""
+    places = config.num_image_codes + config.text_block_length
+    kept = 2 * config.num_hidden_layers * places * config.num_attention_heads * config.head_dim * bytes_per_value
+    logits = 16 * config.codebook_size * 8  # of a window's places, sorted and summed in float64
+    return num_samples * (kept * (2 if is_guided else 1) + 4 * logits)
+
+
+PICTURES: Medium = Pictures()

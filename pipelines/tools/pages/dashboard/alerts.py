@@ -1,0 +1,191 @@
+"""What an organiser should look at: pure functions from figures to sentences."""
+
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hub_tools.counted import counted
+from pipelines.core.run.training_run import TrainingRun
+from pipelines.features.publishing.metrics.stalls import is_stalled, usual_seconds
+from pipelines.tools.pages.dashboard.history_columns import HistoryColumns
+from pipelines.tools.pages.dashboard.peer_table import PeerState, TrackedPeer, alive, names_by_peer_id, swarm_epoch
+from pipelines.tools.pages.dashboard.swarm.swarm_snapshot import StateVerdict
+
+NUM_BEFORE = 50
+"""Epochs that the newest are compared with."""
+
+SPIKE_DEVIATIONS = 8.0
+"""Median absolute deviations above the median; a loss that falls as usual stays far below."""
+
+SMALLEST_SPIKE = 0.1
+"""And at least this share of the median."""
+
+SHRUNK_TO = 0.5
+FEWEST_TO_SHRINK = 4
+"""With only three peers, one more or less is normal."""
+
+MOST_NAMED = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alert:
+    """Something that is wrong. The text may contain untrusted names."""
+
+    kind: str
+    text: str
+    is_serious: bool = True
+
+
+def is_over(run: TrainingRun, history: HistoryColumns) -> bool:
+    """Return whether all epochs of a run are trained."""
+    return history.newest_epoch >= run.num_epochs
+
+
+def find_alerts(
+    run: TrainingRun,
+    history: HistoryColumns,
+    peers: Mapping[str, TrackedPeer],
+    verdict: StateVerdict | None,
+    *,
+    is_live: bool,
+    now: float,
+) -> list[Alert]:
+    """Return all alerts, serious ones first; `is_live` says whether `peers` come from a fresh snapshot."""
+    num_alive = len(alive(peers))
+    found = [
+        loss_spike(history.columns["loss"]),
+        poor_averaging(history.columns["share_averaged"], run.min_share_averaged),
+        impossible_figures(history.num_impossible, peers),
+    ]
+    if is_live:
+        found += [
+            None if is_over(run, history) else stalled_epoch(history, swarm_epoch(alive(peers)), num_alive, now),
+            None if is_over(run, history) else shrinking_swarm(history.columns["num_peers"], num_alive),
+            disagreeing_states(verdict, names_by_peer_id(peers)),
+            left_behind(peers),
+            suspected_peers(peers),
+        ]
+    return sorted((alert for alert in found if alert is not None), key=lambda alert: not alert.is_serious)
+
+
+def loss_spike(losses: Sequence[float] | np.ndarray) -> Alert | None:
+    """Alert if the newest loss is far above those before it."""
+    before, newest = losses[-NUM_BEFORE - 1 : -1], losses[-1] if len(losses) else 0.0
+    if len(before) < 5:
+        return None
+    median = statistics.median(before)
+    deviation = statistics.median(abs(loss - median) for loss in before)
+    if newest <= median + max(SPIKE_DEVIATIONS * deviation, SMALLEST_SPIKE * median):
+        return None
+    return Alert(
+        kind="loss spike",
+        text=f"The loss is {newest:.4g}; the median of the {len(before)} epochs before is {median:.4g}. If it does not "
+        "come down again, roll back: dalle-collab run rollback",
+    )
+
+
+def stalled_epoch(history: HistoryColumns, epoch: int, num_alive: int, now: float) -> Alert | None:
+    """Alert if the current epoch takes much longer than those before it; `epoch` is that of the peers."""
+    if not len(history) or epoch > history.newest_epoch:
+        return None  # the Hub's data is old: the start of the epoch is unknown
+    seconds = history.columns["epoch_seconds"].tolist()
+    usual, waited = usual_seconds(seconds), now - history.columns["time"][-1]
+    if not is_stalled(waited, usual):
+        return None
+    who = f"{counted(num_alive, 'peer')} training" if num_alive else "nobody is training"
+    return Alert(
+        kind="stalled epoch",
+        text=f"No epoch has ended for {duration(waited)}; usually one takes {duration(usual)}; {who}.",
+    )
+
+
+def shrinking_swarm(num_peers: Sequence[float] | np.ndarray, num_alive: int) -> Alert | None:
+    """Alert if far fewer peers are training than recently."""
+    if not len(num_peers):
+        return None
+    usual = statistics.median(num_peers[-NUM_BEFORE:])
+    if usual < FEWEST_TO_SHRINK or num_alive > SHRUNK_TO * usual:
+        return None
+    return Alert(
+        kind="shrinking swarm", text=f"{counted(num_alive, 'peer')} training; recently there were {usual:.0f}."
+    )
+
+
+def poor_averaging(shares: Sequence[float] | np.ndarray, smallest: float) -> Alert | None:
+    """Alert if the newest rounds averaged too little of the gradient."""
+    newest = shares[-5:]
+    if not len(newest) or (typical := statistics.median(newest)) >= smallest:
+        return None
+    return Alert(
+        kind="incomplete rounds",
+        text=f"The latest rounds averaged {typical:.0%} of the gradient, the run requires {smallest:.0%}: links are "
+        "slow, or peers leave mid-round.",
+    )
+
+
+def impossible_figures(num_points: int, peers: Mapping[str, TrackedPeer]) -> Alert | None:
+    """Alert if somebody reports impossible figures: not finite, negative, absurdly large, in the future."""
+    liars = [one for one in peers.values() if one.peer.num_impossible]
+    if not liars and not num_points:
+        return None
+    parts = [f"{counted(len(liars), 'peer')} ({_named(liars)})"] if liars else []
+    parts += [f"{counted(num_points, 'point')} of the history"] if num_points else []
+    text = f"Impossible figures are left out, of {' and of '.join(parts)}."
+    return Alert(kind="impossible figures", text=text, is_serious=False)
+
+
+def disagreeing_states(verdict: StateVerdict | None, names: Mapping[str, str]) -> Alert | None:
+    """Alert if peers hold a different training state from most."""
+    if verdict is None or not verdict.outvoted:
+        return None
+    named = ", ".join(names.get(peer_id) or f"…{peer_id[-8:]}" for peer_id in verdict.outvoted[:MOST_NAMED])
+    return Alert(
+        kind="disagreeing peers",
+        text=f"A state of epoch {verdict.epoch:,} other than that of the {verdict.num_votes} of "
+        f"{verdict.num_voters} that agree is held by {counted(len(verdict.outvoted), 'peer')}: {named}.",
+    )
+
+
+def left_behind(peers: Mapping[str, TrackedPeer]) -> Alert | None:
+    """Alert if many peers do not follow the swarm's epoch: a sign of a split swarm."""
+    behind = [one for one in alive(peers) if one.state is PeerState.CATCHING_UP]
+    if len(behind) < 2 or 5 * len(behind) < len(alive(peers)):
+        return None
+    return Alert(
+        kind="peers left behind",
+        text=f"{len(behind)} of {len(alive(peers))} peers are epochs behind the others: {_named(behind)}.",
+        is_serious=False,
+    )
+
+
+def suspected_peers(peers: Mapping[str, TrackedPeer]) -> Alert | None:
+    """Alert if several peers have seen a peer misbehave in ways that honest, healthy peers do not."""
+    accusers = Counter(
+        name
+        for one in alive(peers)
+        if one.peer.figures is not None
+        for name in {suspect.peer_id for suspect in one.peer.figures.suspects}
+    )
+    several = [(name, number) for name, number in accusers.most_common() if number >= 2]
+    if not several:
+        return None
+    names = names_by_peer_id(peers)
+    named = ", ".join(f"{names.get(name) or f'…{name[-8:]}'} by {number}" for name, number in several[:MOST_NAMED])
+    return Alert(kind="suspects", text=f"Peers whose contributions others clip or reject: {named}.", is_serious=False)
+
+
+def duration(seconds: float) -> str:
+    """Return a duration in a unit that fits: `45 s`, `12 min`, `3.5 h`, `2.1 days`."""
+    for size, unit in ((86_400.0, "days"), (3600.0, "h")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:.3g} s"
+
+
+def _named(peers: Sequence[TrackedPeer]) -> str:
+    named = [one.peer.username or f"…{one.peer.peer_id[-8:]}" for one in peers[:MOST_NAMED]]
+    more = len(peers) - len(named)
+    return ", ".join(named) + (f" and {more} more" if more else "")

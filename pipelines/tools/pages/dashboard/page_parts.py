@@ -1,0 +1,264 @@
+"""The parts of the page as HTML, from plain values. All text is escaped: names and versions come from strangers."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+from hub_tools.counted import counted
+from hub_tools.endpoint import current_endpoint
+from hub_tools.printing.marked_up import escaped
+from pipelines.features.ledger.coverage import NewestPass
+from pipelines.features.publishing.metrics.credit.contributions import CLAIMED
+from pipelines.features.publishing.metrics.evaluation.held_out_losses import is_few, perplexity
+from pipelines.features.publishing.repository.epoch_tags import epoch_tag
+from pipelines.tools.pages.dashboard.alerts import Alert, duration
+from pipelines.tools.pages.dashboard.hub_reading import HubView
+from pipelines.tools.pages.dashboard.peer_table import PeerPage, PeerState, TrackedPeer
+from pipelines.tools.pages.dashboard.settings import DashboardSettings
+from pipelines.tools.pages.text import date, short_number
+
+MOST_NATS = 50.0
+"""A loss from the Hub may be any number."""
+
+MAX_CHECKPOINTS = 50
+MAX_PICTURES = 24
+MAX_BOARD_ROWS = 100
+MAX_NAMES = 8
+OPEN_RUN = "This run is open to everybody: peers choose their own names."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Headline:
+    """The run in a few figures; None for unknown ones."""
+
+    epoch: int
+    num_epochs: int | None
+    loss: float | None
+    evaluation_loss: float | None
+    samples_per_second: float | None
+    num_peers: int | None
+    epoch_seconds: float | None
+    unit: str = "samples"
+    """What the run counts; see `TrainingRun.unit`."""
+
+    num_held_out: float | None = None
+    """Records on which the evaluation stands."""
+
+    evaluation_low: float | None = None
+    evaluation_high: float | None = None
+    """The interval of 95 % of the evaluation's loss."""
+
+    newest_pass: NewestPass | None = None
+    """How far the data was read."""
+
+    @property
+    def data(self) -> tuple[str, str, str]:
+        """The pass over the data, and how much of it was trained on."""
+        newest = self.newest_pass
+        if newest is None:
+            return "data", "–", ""
+        return f"of pass {newest.pass_number + 1}", "–" if newest.share is None else f"{100 * newest.share:.0f} %", ""
+
+    @property
+    def evaluation(self) -> tuple[str, str, str]:
+        """The newest evaluation: its name, with a warning if it stands on few records, its figure and interval."""
+        few = f" (only {self.num_held_out:.0f} records)" if is_few(self.num_held_out) else ""
+        losses = (self.evaluation_loss, self.evaluation_low, self.evaluation_high)
+        is_in_tokens = self.unit == "tokens" and self.evaluation_loss is not None
+        values = losses
+        if is_in_tokens:
+            values = tuple(loss if loss is None else perplexity(min(loss, MOST_NATS)) for loss in losses)
+        interval = "" if None in values else f"{short_number(values[1])} to {short_number(values[2])}"
+        return f"held-out {'perplexity' if is_in_tokens else 'loss'}{few}", short_number(values[0]), interval
+
+
+def headline_html(settings: DashboardSettings, head: Headline) -> str:
+    """Return the run's name, its progress, and its newest figures."""
+    share = min(1.0, head.epoch / head.num_epochs) if head.num_epochs else 0.0
+    left = (head.num_epochs - head.epoch) * head.epoch_seconds if head.num_epochs and head.epoch_seconds else None
+    whole = f" of {head.num_epochs:,}" if head.num_epochs else ""
+    figures = [
+        (f"epoch{whole}", f"{head.epoch:,}", ""),
+        ("loss", short_number(head.loss), ""),
+        head.evaluation,
+        *([head.data] if head.newest_pass is not None else []),
+        ("peers", short_number(head.num_peers), ""),
+        (f"{head.unit} per second", short_number(head.samples_per_second), ""),
+        ("time left", duration(left) if left else "–", ""),
+    ]
+    tiles = "".join(
+        f"<div><dt>{name}</dt><dd>{escaped(value)}{_small(more)}</dd></div>" for name, value, more in figures
+    )
+    return (
+        f'<div class="board"><h1>{escaped(settings.run)}</h1>'
+        f'<div class="progress" role="progressbar" aria-label="epochs" aria-valuemin="0" aria-valuemax="100" '
+        f'aria-valuenow="{100 * share:.1f}"><span style="width:{100 * share:.2f}%"></span></div>'
+        f'<dl class="tiles">{tiles}</dl>{_links(settings)}</div>'
+    )
+
+
+def now_html(names: Sequence[str], began: float, view: HubView, *, is_live: bool) -> str:
+    """Return what a visitor asks first: who trains now, since when it goes on, and what the model draws by now.
+
+    `names` are those of the peers that train, the fastest first; `began` is when the first epoch ended, in seconds
+    since 1970, or 0.
+    """
+    different = list(dict.fromkeys(names))
+    shown, more = different[:MAX_NAMES], len(different) - MAX_NAMES
+    who = f"{', '.join(shown)}{f' and {more} more' if more > 0 else ''}" if shown else "Nobody"
+    verb = "train" if len(different) > 1 else "trains"
+    lines = [f"<b>{escaped(who)}</b> {verb} now."] if is_live else []
+    if began > 0:
+        lines.append(f"The first epoch ended on {escaped(date(began))}.")
+    epoch = max(view.pictures, default=None)
+    picture = "" if epoch is None else f'<ul class="reel newest">{_reel_picture(view, epoch)}</ul>'
+    return f'<div class="board"><p>{" ".join(lines)}</p>{picture}</div>'
+
+
+def _small(text: str) -> str:
+    return f'<small title="interval of 95 %">{escaped(text)}</small>' if text else ""
+
+
+def _links(settings: DashboardSettings) -> str:
+    places = [("The run on the Hub", f"{current_endpoint()}/{settings.run}")]
+    places += [("Join it", settings.join_space), ("Generate with it", settings.demo_space)]
+    places.append(("What fits your machine", settings.calculator_space))
+    shown = "".join(f"<li>{link(address, name)}</li>" for name, address in places if address)
+    return f'<ul class="links">{shown}</ul>'
+
+
+def link(address: str, text: str) -> str:
+    """Return a link that opens in a new tab: a Space is shown inside a frame."""
+    return f'<a href="{escaped(address)}" target="_blank" rel="noopener noreferrer">{escaped(text)}</a>'
+
+
+def notices_html(problems: Sequence[tuple[str, str]], alerts: Sequence[Alert], *, is_over: bool = False) -> str:
+    """Return what is wrong: sources that do not answer, by name, and alerts; and whether the run is over."""
+    items = [f'<li class="away"><b>{escaped(source)}</b> {escaped(text)}</li>' for source, text in problems]
+    items += [
+        f'<li class="{kind}"><b>{escaped(alert.kind)}</b> {escaped(alert.text)}</li>'
+        for alert in alerts
+        for kind in ["serious" if alert.is_serious else "mild"]
+    ]
+    if is_over:
+        items.append('<li class="fine"><b>finished</b> All epochs of the run are trained.</li>')
+    elif not items:
+        items = ['<li class="fine"><b>all well</b> Hub and swarm answer, and nothing looks wrong.</li>']
+    return f'<div class="board"><ul class="notices" aria-label="Notices">{"".join(items)}</ul></div>'
+
+
+def peers_html(page: PeerPage, now: float, unit: str = "samples") -> str:
+    """Return one page of the peers as a table."""
+    if not page.num_peers:
+        return '<div class="board"><p class="empty">Nobody has been seen training yet.</p></div>'
+    found = (
+        f"{page.num_found:,} of {counted(page.num_peers, 'peer')}"
+        if page.num_found < page.num_peers
+        else counted(page.num_found, "peer")
+    )
+    last = page.first_row + len(page.rows) - 1
+    place = f"rows {page.first_row:,}–{last:,} of {found}, page {page.page} of {page.num_pages}"
+    heads = ("user", "state", f"{unit}/s", "epoch", unit, "last seen", "device", "mode", "version")
+    rows = [_peer_row(one, now) for one in page.rows]
+    return f'<div class="board">{table(heads, rows, caption=place if page.rows else f"none of {found} matches")}</div>'
+
+
+def _peer_row(one: TrackedPeer, now: float) -> list[str]:
+    peer = one.peer
+    state = f'<span class="state {one.state.name.lower()}">{one.state}</span>'
+    speed = None if one.state is PeerState.GONE else peer.samples_per_second
+    return [
+        escaped(peer.username) or f'<i title="not reported yet">…{escaped(peer.peer_id[-8:])}</i>',
+        state,
+        short_number(speed),
+        "–" if peer.epoch is None else f"{peer.epoch:,}",
+        short_number(peer.figures.num_samples if peer.figures else None),
+        f"{duration(round(max(0.0, now - one.last_seen)))} ago",
+        escaped(peer.device) or "–",
+        "client" if peer.client_mode else "full",
+        escaped(peer.package_version) or "–",
+    ]
+
+
+def board_html(
+    rows: Sequence[Mapping[str, Any]], span: str, *, total: int, is_open: bool, unit: str = "samples"
+) -> str:
+    """Return the users by their contribution in a span; `rows` come from `programs.board_rows`."""
+    if not rows:
+        return '<div class="board"><p class="empty">Nobody has contributed in this period yet.</p></div>'
+    has_served = any(row.get("candidates") for row in rows)
+    shown = [
+        [
+            f"{number}",
+            escaped(row["username"]),
+            f"{row['samples']:,}",
+            f"{row['hours']:,.1f}",
+            *([f"{row['candidates']:,}"] if has_served else []),
+        ]
+        for number, row in enumerate(rows[:MAX_BOARD_ROWS], 1)
+    ]
+    more = f", the first {len(shown)} shown" if len(rows) > len(shown) else ""
+    heads = ("#", "user", f"{unit} claimed", "hours", *(["pictures served, as audited"] if has_served else []))
+    caption = f"{counted(len(rows), 'user')}, {counted(total, unit.removesuffix('s'))} ({span}){more}"
+    note = f'<p class="note">{CLAIMED}{f" {OPEN_RUN}" if is_open else ""}</p>'
+    return f'<div class="board">{table(heads, shown, caption=caption)}{note}</div>'
+
+
+def checkpoints_html(settings: DashboardSettings, view: HubView) -> str:
+    """Return the newest checkpoints, with how to load and draw with each."""
+    if not view.checkpoints:
+        return '<div class="board"><p class="empty">No checkpoint has been published yet.</p></div>'
+    losses = {row["epoch"]: row["loss"] for row in view.evaluations}
+    links = bool(settings.demo_space)
+    rows = [
+        [
+            link(f"{current_endpoint()}/{settings.run}/tree/{epoch_tag(epoch)}", f"{epoch:,}"),
+            short_number(losses.get(epoch)),
+            f"<code>{escaped(commit[:10])}</code>",
+            f"<code>--revision {escaped(epoch_tag(epoch))}</code>",
+            *([link(f"{settings.demo_space}?checkpoint={epoch_tag(epoch)}", "Generate with this")] if links else []),
+        ]
+        for epoch, commit in sorted(view.checkpoints.items(), reverse=True)[:MAX_CHECKPOINTS]
+    ]
+    newest = epoch_tag(max(view.checkpoints))
+    if view.run is not None and view.unit == "tokens":
+        command = f'pipeline("{view.run.task}", model="{settings.run}", revision="{newest}")'
+    else:
+        command = f"dalle-collab generate {settings.run} 'a caption' --revision {newest}"
+    caption = counted(len(view.checkpoints), "checkpoint") + (
+        f", the newest {len(rows)}" if len(rows) < len(view.checkpoints) else ""
+    )
+    columns = ("epoch", "held-out loss", "commit", "to load it", *(["to draw with it"] if links else []))
+    shown = table(columns, rows, caption=caption)
+    return f'<div class="board"><p>On your own machine: <code>{escaped(command)}</code></p>{shown}</div>'
+
+
+def reel_html(view: HubView) -> str:
+    """Return the pictures of the progress reel, newest first, thinned to `MAX_PICTURES`."""
+    if not view.pictures:
+        return '<div class="board"><p class="empty">No pictures of the progress reel have been published yet.</p></div>'
+    epochs = sorted(view.pictures, reverse=True)
+    step = -(-len(epochs) // MAX_PICTURES)
+    prompts = ", ".join(view.prompts)
+    pictures = "".join(_reel_picture(view, epoch) for epoch in epochs[::step])
+    captions = f"<p>From top to bottom: {escaped(prompts)}.</p>" if prompts else ""
+    return f'<div class="board">{captions}<ul class="reel">{pictures}</ul></div>'
+
+
+def _reel_picture(view: HubView, epoch: int) -> str:
+    prompts = ", ".join(view.prompts)
+    return (
+        f'<li><img src="reel/{quote(view.pictures[epoch])}" loading="lazy" '
+        f'alt="{escaped(f"epoch {epoch:,}: {prompts}")}"><span>epoch {epoch:,}</span></li>'
+    )
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, caption: str) -> str:
+    """Return a table of cells that are HTML already."""
+    head = "".join(f'<th scope="col">{name}</th>' for name in heads)
+    body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)
+    return (
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{escaped(caption)}">'
+        f"<table><caption>{escaped(caption)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    )

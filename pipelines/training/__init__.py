@@ -1,1 +1,0 @@
-"""Training together. One folder a mechanism; from the ground up: `run` to `peer` and `auxiliary`."""

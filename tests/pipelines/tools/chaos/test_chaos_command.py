@@ -1,0 +1,93 @@
+"""`dalle-collab chaos` with real peers: what survives the faults, and what a Ctrl-C leaves behind."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from pipelines.tools.chaos.faults.fault_script import read_script
+
+pytestmark = [pytest.mark.slow, pytest.mark.swarm]
+
+SECONDS = 26
+SCRIPT = [
+    {"kind": "nan", "at_seconds": 1, "duration_seconds": 6, "peer": 0},
+    {"kind": "kill", "at_seconds": 5, "duration_seconds": 3, "peer": 1},
+    {"kind": "hub_outage", "at_seconds": 7, "duration_seconds": 6},
+    {"kind": "child", "at_seconds": 9, "duration_seconds": 2, "peer": 2},
+    {"kind": "stop", "at_seconds": 14, "duration_seconds": 5, "peer": 0},
+    {"kind": "disk_full", "at_seconds": 15, "duration_seconds": 4},
+]
+
+
+def chaos_command(*arguments):
+    return [sys.executable, "-m", "pipelines.command_line.main", "chaos", *map(str, arguments)]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_training_survives_faults_with_equal_parameters_and_leaves_nothing_behind(tmp_path):
+    script, output = tmp_path / "faults.json", tmp_path / "output"
+    script.write_text(json.dumps(SCRIPT))
+    done = subprocess.run(
+        chaos_command("--peers", 3, "--minutes", SECONDS / 60, "--script", script, "--output", output, "--json"),
+        env={**os.environ, "NO_COLOR": "1", "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        timeout=560,
+        check=False,
+    )
+    assert done.returncode in (0, 3), done.stderr[-3000:]
+    report = json.loads(done.stdout.splitlines()[-1])
+    # Goodput is a time and belongs to the benchmarks; all else holds on a busy machine too.
+    assert {name: met for name, met in report["criteria"].items() if "goodput" not in name} == {
+        "evaluation loss falls within noise": True,
+        "all parameters equal at the end": True,
+        "no orphan process": True,
+    }, done.stderr[-3000:]
+    assert (done.returncode == 0) == all(report["criteria"].values())
+    assert report["goodput"] > 0 and report["num_unexpected_exits"] == 0
+    assert 0 < report["reference_busy_share"] <= 1
+    assert read_script(output / "faults.json", seed=0, duration_seconds=SECONDS, num_peers=3) == read_script(
+        script, seed=0, duration_seconds=SECONDS, num_peers=3
+    )
+    # Each trainer that was killed came back; the one that lost a process of hivemind's said so and ended by itself.
+    for trainer, num_lives, num_said in ((0, 1, 0), (1, 2, 0), (2, 2, 1)):
+        lives = [json.loads(line)["event"] for line in (output / f"trainer-{trainer}.jsonl").read_text().splitlines()]
+        said = (output / "logs" / f"trainer-{trainer}.log").read_text().count("cannot go on without it and ends.")
+        assert (lives.count("started"), said) == (num_lives, num_said)
+    assert (output / "timeline.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.timeout(300)
+def test_ctrl_c_ends_everything_that_was_started(tmp_path):
+    output = tmp_path / "output"
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen(
+            chaos_command("--peers", 2, "--output", output), stdout=log, stderr=log, start_new_session=True
+        )
+    try:
+        while not (output / "trainer-1.jsonl").exists():
+            assert process.poll() is None, (tmp_path / "log").read_text()
+            time.sleep(0.1)
+        family = psutil.Process(process.pid).children(recursive=True)
+        assert len(family) >= 4, "a Hub, a server of forks, an auxiliary peer, trainers"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130, (tmp_path / "log").read_text()
+        assert psutil.wait_procs(family, timeout=10)[1] == []
+        assert "Traceback" not in (tmp_path / "log").read_text()
+    finally:
+        process.kill()
+
+
+def test_a_folder_that_is_not_of_a_chaos_run_is_left_alone(commands, tmp_path):
+    (tmp_path / "letter.txt").write_text("dear friend")
+    done = commands.run("chaos", "--output", tmp_path)
+    assert done.returncode == 1
+    assert "is not empty and not of an earlier chaos run" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["letter.txt"]

@@ -1,0 +1,106 @@
+"""Alerts come when they should, and not when a run is as usual."""
+
+import numpy as np
+import pytest
+from dashboard_material import LIFETIME, NOW, look, metrics, peer_values
+from swarm_of_processes import tiny_run
+
+from pipelines.tools.pages.dashboard import alerts
+from pipelines.tools.pages.dashboard.alerts import find_alerts
+from pipelines.tools.pages.dashboard.history_columns import HistoryColumns
+from pipelines.tools.pages.dashboard.peer_table import track
+from pipelines.tools.pages.dashboard.swarm.swarm_snapshot import StateVerdict
+
+CHANCE = np.random.default_rng(1)
+
+
+def history(num_epochs=100, end=NOW - 5, **columns):
+    values = dict(
+        loss=2.0 + CHANCE.normal(0, 0.02, num_epochs),
+        num_peers=np.full(num_epochs, 8.0),
+        samples_per_second=np.full(num_epochs, 32.0),
+        share_averaged=np.ones(num_epochs),
+        epoch_seconds=np.full(num_epochs, 10.0),
+        round_seconds=np.full(num_epochs, 2.0),
+    )
+    values |= dict(epoch=np.arange(1.0, num_epochs + 1), time=end - 10 * np.arange(num_epochs)[::-1])
+    return HistoryColumns(columns=values | {name: np.asarray(value, float) for name, value in columns.items()})
+
+
+def swarm(num_peers, *others, epoch=100):
+    return track({}, look(*(peer_values(f"p{n}", epoch=epoch) for n in range(num_peers)), *others), LIFETIME)
+
+
+def kinds(found):
+    return [alert.kind for alert in found]
+
+
+def all_alerts(shown, peers, verdict=None, now=NOW, is_live=True):
+    return find_alerts(tiny_run(num_epochs=1000), shown, peers, verdict, is_live=is_live, now=now)
+
+
+def test_a_run_as_usual_has_no_alert():
+    assert all_alerts(history(), swarm(8)) == []
+
+
+@pytest.mark.parametrize(("newest", "is_spike"), [(2.05, False), (2.15, False), (3.0, True), (300.0, True)])
+def test_a_loss_far_above_those_before_is_a_spike(newest, is_spike):
+    losses = np.append(2.0 + CHANCE.normal(0, 0.02, 60), newest)
+    assert (alerts.loss_spike(losses) is not None) == is_spike
+
+
+def test_a_loss_that_falls_and_the_first_few_epochs_are_no_spike():
+    assert alerts.loss_spike(np.linspace(9, 2, 200)) is None
+    assert alerts.loss_spike([1.0, 9.0]) is None and alerts.loss_spike([]) is None
+
+
+def test_an_epoch_that_does_not_end_is_an_alert_but_old_news_from_the_hub_are_not():
+    shown = history(end=NOW - 400)
+    assert kinds(all_alerts(shown, swarm(8))) == ["stalled epoch"]
+    assert all_alerts(shown, swarm(8, epoch=130)) == []
+    assert "nobody is training" in alerts.stalled_epoch(shown, 0, 0, NOW).text
+    assert alerts.stalled_epoch(history(0), 0, 0, NOW) is None
+
+
+def test_a_swarm_of_half_the_size_is_an_alert_unless_the_run_is_over_or_nobody_looks():
+    assert kinds(all_alerts(history(), swarm(4))) == ["shrinking swarm"]
+    assert all_alerts(history(), swarm(5)) == []
+    assert all_alerts(history(), {}, is_live=False) == []
+    over = find_alerts(tiny_run(num_epochs=100), history(), {}, None, is_live=True, now=NOW + 9999)
+    assert over == []
+
+
+def test_rounds_that_average_too_little_are_an_alert():
+    assert "70%" in alerts.poor_averaging([1.0] * 9 + [0.7] * 5, 0.9).text
+    assert alerts.poor_averaging([1.0] * 9 + [0.2], 0.9) is None
+
+
+def test_impossible_figures_are_named_with_those_who_report_them():
+    liar = peer_values("liar", epoch=100, metrics=metrics("liar", loss=1e300))
+    (alert,) = all_alerts(history(), swarm(8, liar))
+    assert alert.kind == "impossible figures" and "of 1 peer (liar)" in alert.text
+    points = [dict.fromkeys(history().columns, value) for value in (1.0, -1.0, float("nan"), 1e300)]
+    assert HistoryColumns.from_points(points, NOW).num_impossible == 3
+
+
+def test_peers_with_another_state_and_peers_left_behind_are_named():
+    verdict = StateVerdict(epoch=100, num_votes=7, num_voters=8, outvoted=("Qmp3",))
+    (alert,) = all_alerts(history(), swarm(8), verdict)
+    assert alert.kind == "disagreeing peers" and alert.text.endswith("7 of 8 that agree is held by 1 peer: p3.")
+    behind = [peer_values(f"late-{number}", epoch=90) for number in range(4)]
+    assert kinds(all_alerts(history(), swarm(8, *behind))) == ["peers left behind"]
+
+
+def test_one_accuser_is_not_enough():
+    accusing = metrics("x", suspects=[dict(peer_id="Qmp0", offence="NOT_FINITE", num_rounds=3)])
+    one, other = (peer_values(name, epoch=100, metrics=accusing) for name in ("x", "y"))
+    assert all_alerts(history(), swarm(8, one)) == []
+    (alert,) = all_alerts(history(), swarm(8, one, other))
+    assert alert.kind == "suspects" and "p0 by 2" in alert.text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0, "0 s"), (45, "45 s"), (600, "10 min"), (9000, "2.5 h"), (400_000, "4.6 days")]
+)
+def test_durations_have_a_unit_that_fits(seconds, text):
+    assert alerts.duration(seconds) == text
