@@ -355,7 +355,7 @@ def ring_of(room: str) -> int:
     return RINGS.get(room.partition(".")[0], max(RINGS.values()) + 1)
 
 
-def test_no_ring_imports_a_higher_one_but_where_the_list_says_so():
+def test_no_ring_imports_a_higher_one():
     """What a room may import is what it does import, so that the table shows every crossing."""
     crossings = {
         (room, name)
