@@ -205,21 +205,21 @@ def _evaluate_language(
     from hub_tools.printing.stage_progress import stage_progress
     from pipelines.features.evaluation.report import report_of
     from pipelines.tasks.language_modeling.evaluation.finetuning import ClassifierOptions
-    from pipelines.tasks.language_modeling.evaluation.yardsticks import (
+    from pipelines.tasks.language_modeling.evaluation.references import (
         evaluate_language,
         open_language_checkpoint,
-        open_language_yardsticks,
+        open_language_references,
     )
 
     tuning = ClassifierOptions(**finetuning)
     reports, place = [], subjects[0].place
     checkpoints = [open_language_checkpoint(each, run, place, device) for each in subjects]
     with stage_progress() as on_progress:
-        yardsticks = open_language_yardsticks(run, place, num_records, sources, tuning, on_progress)
-        settings = dict(device=device, **yardsticks.facts())
+        references = open_language_references(run, place, num_records, sources, tuning, on_progress)
+        settings = dict(device=device, **references.facts())
         for each, checkpoint in zip(subjects, checkpoints, strict=True):
             started = time.monotonic()
-            measured, left_out = evaluate_language(yardsticks, checkpoint, output / "fine-tuned", on_progress)
+            measured, left_out = evaluate_language(references, checkpoint, output / "fine-tuned", on_progress)
             facts = dict(dataclasses.asdict(each), name=each.place, weights=measured.weights)
             reports.append(report_of(facts, settings, measured, left_out, started))
     _show(reports, (), output, as_json=as_json)

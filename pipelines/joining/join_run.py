@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from pipelines.core.peer.entering import Membership, PeerParts, enter_run, hub_username, with_devices
+from pipelines.core.peer.entering import Membership, PeerContext, enter_run, hub_username, with_devices
 from pipelines.core.peer.training_peer import RunFinishedError, finished_message
 from pipelines.core.run.compute_options import ComputeOptions
 from pipelines.core.run.training_run import TrainingRun
@@ -40,7 +40,7 @@ def join_run(
     network: NetworkOptions = NetworkOptions(),
     compute: ComputeOptions = ComputeOptions(device="auto"),
     check: Check = _check_nothing,
-    parts: PeerParts = PeerParts(),
+    parts: PeerContext = PeerContext(),
     seed: int | None = None,
 ) -> Iterator[Membership]:
     """Join a run by its name; leave it cleanly at the end of the block.
@@ -68,7 +68,7 @@ def join_run(
     task = open_task(run, str(snapshot.download_signed()), None)
     task.check()
     compute = with_devices(compute)
-    parts.hear("checking", run=run)
+    parts.on_event("checking", run=run)
     check(snapshot, network, compute)
     keys = _read_keys(snapshot)
     with enter_run(

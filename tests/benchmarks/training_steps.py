@@ -61,7 +61,7 @@ def be_a_peer(number: int, folder: Path, settings: dict[str, Any]) -> None:
     )  # fmt: skip
     compute = ComputeOptions(micro_batch_size=4, cpu_threads=1)
     with peer_of_a_benchmark(run, compute, number, folder) as (peer, batches):
-        epochs = TimedParts(peer)
+        epochs = TimedContext(peer)
         for batch in batches:
             if peer.optimizer.local_epoch >= run.num_epochs:
                 break
@@ -108,7 +108,7 @@ def peer_of_a_benchmark(run: Any, compute: Any, number: int, folder: Path) -> It
         yield peer, batches()
 
 
-class TimedParts:
+class TimedContext:
     """Steps a peer and measures the parts of its steps."""
 
     def __init__(self, peer: Any) -> None:

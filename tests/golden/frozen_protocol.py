@@ -28,7 +28,7 @@ from parts import (
     AuxiliaryStatus,
     DialBack,
     KeyList,
-    Offence,
+    Misbehaviour,
     PacedKeyManager,
     PeerIntroduction,
     PeerMetrics,
@@ -41,8 +41,8 @@ from parts import (
     SwarmRecords,
     TokenCheck,
     access_token,
+    admission_config_of,
     candidacy,
-    door_of,
     handler_name,
     initial_model,
     issue_token,
@@ -125,8 +125,8 @@ def protocol() -> dict[str, Any]:
             progress_key=optimizer.tracker.training_progress_key,
             keys_used=sorted(dht.keys),
             records=dht.schemas,
-            offences=sorted(Offence.__members__),
-            suspect=suspect_record(Suspect(peer_id="a", offence=Offence.FAR_OFF, num_rounds=1)).dict(),
+            offences=sorted(Misbehaviour.__members__),
+            suspect=suspect_record(Suspect(peer_id="a", offence=Misbehaviour.FAR_OFF, num_rounds=1)).dict(),
             group_proof=_group_proof(),
             texts=_texts(),
         )
@@ -213,7 +213,9 @@ def _group_proof() -> dict[str, Any]:
     """Return the form of what an admitted peer shows a group, whose signature is checked by the plain formula."""
     key = public_text(fixed_key())
     run = tiny_run(run_id=RUN_ID, authorization_service="https://authority.example", authorization_key=key)
-    peer = peer_admission(door_of(run, "org/golden"), rsa.generate_private_key(65537, 2048), HubAccount(HfApi()))
+    peer = peer_admission(
+        admission_config_of(run, "org/golden"), rsa.generate_private_key(65537, 2048), HubAccount(HfApi())
+    )
     public_key = peer.record_key.get_public_key()
     token = issue_token(_admission(record_key=public_key.to_bytes().decode(), expires_at=1e11), fixed_key())
     peer._token.write(token)

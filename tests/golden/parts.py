@@ -23,12 +23,12 @@ from pipelines.core.admission.tokens import Admission, AdmissionRequest, TokenCh
 from pipelines.core.averaging.group.matchmaking import PacedKeyManager
 from pipelines.core.averaging.reduce.reducer import RobustPartReducer
 from pipelines.core.averaging.reduce.robust_aggregation import AggregationRule
-from pipelines.core.averaging.reduce.suspects import Offence, Suspect
+from pipelines.core.averaging.reduce.suspects import Misbehaviour, Suspect
 from pipelines.core.averaging.wire.codec import averaging_compression, read_part
 from pipelines.core.epoch.assembly import make_optimizer
 from pipelines.core.epoch.reduction import reduction_of
 from pipelines.core.peer.reports import suspect_record
-from pipelines.core.run.door import door_of
+from pipelines.core.run.admission_config import admission_config_of
 from pipelines.core.run.sections import AGGREGATION_RULES, AVERAGING_COMPRESSIONS
 from pipelines.core.signing.publisher_keys import PublisherKey
 from pipelines.core.state.digest import StateManifest

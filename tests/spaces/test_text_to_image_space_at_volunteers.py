@@ -99,11 +99,11 @@ def test_where_nobody_serves_one_line_says_so_and_the_page_draws_when_somebody_d
     assert pixels(draw(client)[0]) == expected(8, 4)
 
 
-def askers(space):
+def clients(space):
     """Return the ids of the programs that ask volunteers for a Space."""
     children = Path(f"/proc/{space.pid}/task").glob("*/children")
     found = [int(number) for file in children for number in file.read_text().split()]
-    return [pid for pid in found if b"asking_program" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    return [pid for pid in found if b"client_program" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
 @pytest.mark.long
@@ -117,11 +117,11 @@ def test_a_killed_program_is_one_line_and_nothing_outlives_the_page(run, bundle,
         while not any("left." in output[1] for output in job.outputs()):
             assert not job.done(), job.result()
             time.sleep(0.05)
-        (asker,) = askers(space)
+        (asker,) = clients(space)
         os.killpg(asker, signal.SIGKILL)
         assert job.result(timeout=60) == ([], "The program that asks the volunteers has ended.")
         assert len(draw(client)[0]) == 4
-        (asker,) = askers(space)
+        (asker,) = clients(space)
         space.kill()
         space.wait(30)
     deadline = time.monotonic() + 30

@@ -10,7 +10,7 @@ import threading
 from pathlib import Path
 
 import torch
-from false_deliveries import deliver_falsely
+from false_transfers import deliver_falsely
 from made_up_tasks import made_up_batch, made_up_task
 from swarm_peer import write_event
 

@@ -15,7 +15,7 @@ from pipelines.core.swarm.streams.introductions import Introductions
 from pipelines.core.swarm.streams.peer_loop import PeerLoop
 from pipelines.features.servers.server_record import ServerRecord
 from pipelines.features.serving.blocks.client.stream_swarm import StreamSwarm
-from pipelines.features.serving.entering import AskingPlace
+from pipelines.features.serving.entering import ClientConnection
 from pipelines.tools.chaos.faults.link_proxy import LinkLimits, LinkProxy
 from pipelines.tools.demo.running.event_files import read_events
 
@@ -87,7 +87,7 @@ def client_of(peers: dict[str, ServingPeer]) -> Iterator[StreamSwarm]:
     """Connect to the servers, whose spans are known without records."""
     addresses = [address for peer in peers.values() for address in peer.addresses]
     with PeerLoop(OwnDaemon(addresses)) as loop:
-        place = AskingPlace(
+        place = ClientConnection(
             loop=loop, namespace=NAMESPACE, introductions=Introductions(None), names_users=False,
             servers=lambda: {peer.peer.encode(): peer.record() for peer in peers.values()},
             complain=lambda complaints: None,

@@ -7,17 +7,19 @@ import torch
 from torch import Tensor
 
 from modeling_dalle_collab import DalleCollabForConditionalGeneration
-from pipelines.features.serving.draw.requests import Wish
+from pipelines.features.serving.draw.requests import SamplingRequest
 from pipelines.tools.chaos.serving.false_server import with_noise
 
-Draw = Callable[[DalleCollabForConditionalGeneration, Wish, int], Tensor]
-"""Returns the first candidates of a wish, (candidate, image) int64."""
+Draw = Callable[[DalleCollabForConditionalGeneration, SamplingRequest, int], Tensor]
+"""Returns the first candidates of a sampling request, (candidate, image) int64."""
 
 
-def honest(model: DalleCollabForConditionalGeneration, wish: Wish, number: int, **changes: object) -> Tensor:
+def honest(
+    model: DalleCollabForConditionalGeneration, sampling: SamplingRequest, number: int, **changes: object
+) -> Tensor:
     """Draw with this model; `changes` are options that a liar takes instead of those wished for."""
-    options = vars(wish.options) | dict(seed=wish.seed) | changes
-    return model.generate_image_codes(wish.input_ids, num_candidates=number, **options)[0]
+    options = vars(sampling.options) | dict(seed=sampling.seed) | changes
+    return model.generate_image_codes(sampling.input_ids, num_candidates=number, **options)[0]
 
 
 def in_bfloat16(model: DalleCollabForConditionalGeneration) -> DalleCollabForConditionalGeneration:
@@ -43,12 +45,12 @@ def replace_a_row(codes: Tensor, model: DalleCollabForConditionalGeneration, see
 
 
 def drawings_of_liars(
-    model: DalleCollabForConditionalGeneration, wish: Wish, number: int, seed: int
+    model: DalleCollabForConditionalGeneration, sampling: SamplingRequest, number: int, seed: int
 ) -> dict[str, Tensor]:
-    """Return what each kind of liar draws for a wish."""
+    """Return what each kind of liar draws for a sampling request."""
     return {
-        "other temperature": honest(model, wish, number, temperature=0.7 * wish.options.temperature),
-        "other seed": honest(model, wish, number, seed=wish.seed + 1),
-        "10 % noise": honest(with_noise(model, 0.1, seed), wish, number),
-        "one replaced row": replace_a_row(honest(model, wish, number), model, seed),
+        "other temperature": honest(model, sampling, number, temperature=0.7 * sampling.options.temperature),
+        "other seed": honest(model, sampling, number, seed=sampling.seed + 1),
+        "10 % noise": honest(with_noise(model, 0.1, seed), sampling, number),
+        "one replaced row": replace_a_row(honest(model, sampling, number), model, seed),
     }

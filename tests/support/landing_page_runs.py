@@ -16,7 +16,7 @@ from pipelines.core.run.training_run import TrainingRun
 from pipelines.features.publishing.metrics.credit.contributions import Contribution, leaderboard
 from pipelines.features.publishing.metrics.epoch_summary import EpochSummary
 from pipelines.features.publishing.metrics.history import append_point, summary_json
-from pipelines.features.publishing.metrics.reel import write_index
+from pipelines.features.publishing.metrics.sample_gallery import write_index
 from pipelines.tasks.text_to_image.image_codes.image_code_record import IMAGE_CODE_SCHEMA
 
 HOSTILE_NAME = "<img src=x onerror=alert(1)>"

@@ -20,7 +20,7 @@ from pipelines.features.publishing.metrics.credit.contributions import Contribut
 from pipelines.features.publishing.metrics.evaluation.checkpoint_figures import CheckpointFigure, write_figures
 from pipelines.features.publishing.metrics.evaluation.held_out_losses import write_evaluations
 from pipelines.features.publishing.metrics.history import write_history
-from pipelines.features.publishing.metrics.reel import write_index
+from pipelines.features.publishing.metrics.sample_gallery import write_index
 
 PROMPTS = ("a red fox", "two green birds <3")
 

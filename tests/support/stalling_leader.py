@@ -10,7 +10,7 @@ import json
 import torch
 
 from hub_tools.processes.process_group import guard_process_group
-from pipelines.core.averaging.reduce.suspects import Offence
+from pipelines.core.averaging.reduce.suspects import Misbehaviour
 from pipelines.core.epoch.gradient_averager import SwarmGradientAverager
 from pipelines.core.swarm.network_options import NetworkOptions
 from pipelines.core.swarm.node import open_dht, visible_addresses
@@ -57,7 +57,7 @@ def main() -> None:
         during = try_rounds(honest, NUM_ROUNDS)
         named = {
             suspect.peer_id for averager in honest for suspect in averager.last_round.suspects
-            if suspect.offence is Offence.STALLED
+            if suspect.offence is Misbehaviour.STALLED
         }  # fmt: skip
         print(json.dumps(dict(
             before=before, during=during, num_rounds_tried=NUM_ROUNDS, named=named == {hostile.peer_id.to_base58()}

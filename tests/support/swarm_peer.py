@@ -13,14 +13,14 @@ import time
 from pathlib import Path
 
 import torch
-from false_deliveries import deliver_falsely
+from false_transfers import deliver_falsely
 from made_up_tasks import made_up_batch, made_up_task
 from safetensors.torch import save_file
 
 from hub_tools.processes.process_group import guard_process_group
 from pipelines.core.averaging.runner import TrustedAllReduceRunner
 from pipelines.core.averaging.sending_end import SendingEnd
-from pipelines.core.peer.entering import PeerParts, enter_run
+from pipelines.core.peer.entering import PeerContext, enter_run
 from pipelines.core.peer.training_peer import TrainingPeer
 from pipelines.core.run.compute_options import ComputeOptions
 from pipelines.core.run.task import mean_loss
@@ -101,9 +101,9 @@ def main(settings: dict) -> None:
         os.environ["HF_TOKEN"] = settings["hub_token"]
     checkpoint = settings.get("checkpoint")
     entered = {}
-    parts = PeerParts(
+    parts = PeerContext(
         username=None if settings.get("hub_token") else name, package_version="0",
-        hear=lambda event, **values: entered.update(values) if event in ("entered", "joined") else None,
+        on_event=lambda event, **values: entered.update(values) if event in ("entered", "joined") else None,
         takes_signals=True,
     )  # fmt: skip
     with enter_run(

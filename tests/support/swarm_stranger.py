@@ -25,7 +25,7 @@ from pipelines.core.admission.averaging_gate import AdmissionGate
 from pipelines.core.admission.client import seek_admission
 from pipelines.core.admission.dht_gate import access_token
 from pipelines.core.epoch.gradient_averager import SwarmGradientAverager
-from pipelines.core.run.door import door_of
+from pipelines.core.run.admission_config import admission_config_of
 from pipelines.core.run.training_run import TrainingRun
 from pipelines.core.state.download import manifest_request
 from pipelines.core.state.exchange import SERVICE
@@ -75,17 +75,17 @@ async def state_of(p2p: P2P, target: PeerID, run: TrainingRun, admission, digest
         return f"refused: {error}"
 
 
-async def try_averagers(run: TrainingRun, addresses: list[str], door, newest_digest) -> dict[str, str]:
+async def try_averagers(run: TrainingRun, addresses: list[str], admission_config, newest_digest) -> dict[str, str]:
     p2p = await P2P.create(
         initial_peers=[Multiaddr(address) for address in addresses],
-        identity_path=door.identity,
+        identity_path=admission_config.identity,
         check_if_identity_free=False,
     )
     target = PeerID.from_base58(addresses[0].rpartition("/")[2])
     gradients = f"{run.swarm_id}_grad_averager"
     gathered = MSGPackSerializer.dumps([None, 0, MSGPackSerializer.dumps(None)])
-    if door.admission:
-        gathered = AdmissionGate(door.admission, gradients, 60.0).prove(gathered, p2p.peer_id)
+    if admission_config.admission:
+        gathered = AdmissionGate(admission_config.admission, gradients, 60.0).prove(gathered, p2p.peer_id)
     request = averaging_pb2.JoinRequest(
         schema_hash=b"any", expiration=get_dht_time() + 30, gather=gathered, group_key=f"{gradients}.0b"
     )
@@ -95,10 +95,12 @@ async def try_averagers(run: TrainingRun, addresses: list[str], door, newest_dig
 
     gradient_stub = SwarmGradientAverager.get_stub(p2p, target, namespace=gradients)
     found = dict(group=await answer_of(partial(gradient_stub.rpc_join_group, request)))
-    if door.admission:
-        shown = auth_pb2.RequestAuthInfo(client_access_token=access_token(door.admission))
+    if admission_config.admission:
+        shown = auth_pb2.RequestAuthInfo(client_access_token=access_token(admission_config.admission))
         answer = await gradient_stub.rpc_introduce(shown)
-        door.admission.check.check(answer.service_access_token.username, get_dht_time(), peer_id=target.to_bytes())
+        admission_config.admission.check.check(
+            answer.service_access_token.username, get_dht_time(), peer_id=target.to_bytes()
+        )
         found["introduced"] = "yes"
     deadline = time.monotonic() + SECONDS
     while time.monotonic() < deadline:  # a refusal may be lost with its stream
@@ -108,7 +110,7 @@ async def try_averagers(run: TrainingRun, addresses: list[str], door, newest_dig
         await asyncio.sleep(0.05)
     deadline = time.monotonic() + SECONDS
     while time.monotonic() < deadline:  # the state changes while it is asked for, and its digest is written down later
-        found["state"] = await state_of(p2p, target, run, door.admission, newest_digest())
+        found["state"] = await state_of(p2p, target, run, admission_config.admission, newest_digest())
         if found["state"] != "nothing":
             break
         await asyncio.sleep(0.05)
@@ -116,7 +118,7 @@ async def try_averagers(run: TrainingRun, addresses: list[str], door, newest_dig
     return found
 
 
-class Door:
+class AdmissionConfig:
     """With what somebody comes: an identity, and an admission or none."""
 
     def __init__(self, options: NetworkOptions, admission) -> None:
@@ -196,12 +198,15 @@ def main(settings: dict) -> None:
         return NetworkOptions(host_addresses=("/ip4/127.0.0.1/tcp/0",), identity_file=folder / f"{name}.identity")
 
     options = come_with_new_identity("stranger")
-    found = asyncio.run(try_averagers(run, addresses, Door(options, None), newest_digest))
+    found = asyncio.run(try_averagers(run, addresses, AdmissionConfig(options, None), newest_digest))
     write_event(events, event="stranger", **found, dht=try_dht(run, addresses, options, None))
     options, stolen = come_with_new_identity("visitor"), come_with_new_identity("thief")
-    with seek_admission(door_of(run, "test/run"), options.identity_file, settings["hub_token"]) as (_, admission):
+    with seek_admission(admission_config_of(run, "test/run"), options.identity_file, settings["hub_token"]) as (
+        _,
+        admission,
+    ):
         write_event(events, event="thief", dht=try_dht(run, addresses, stolen, admission))
-        found = asyncio.run(try_averagers(run, addresses, Door(options, admission), newest_digest))
+        found = asyncio.run(try_averagers(run, addresses, AdmissionConfig(options, admission), newest_digest))
         write_event(events, event="visitor", **found, records=try_records(run, addresses, options, admission))
 
 

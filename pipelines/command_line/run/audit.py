@@ -37,13 +37,13 @@ def audit(
 
     captions = read_prompts(prompts)
     console = become_worker()
-    from pipelines.command_line.serving.swarm_drawing import shown_studio
+    from pipelines.command_line.serving.swarm_drawing import shown_client
 
     how = dict(precision=precision, audits=True, share_audited=1.0, patience_seconds=patience)
-    with shown_studio(console, repository, **how) as (status, studio):
+    with shown_client(console, repository, **how) as (status, client):
         status.update(f"Auditing the servers of {repository}")
-        wish = studio.wish(secrets.choice(captions), seed=secrets.randbits(62))
-        drawn = studio.draw(wish, range(candidates))
+        sampling = client.request(secrets.choice(captions), seed=secrets.randbits(62))
+        drawn = client.draw(sampling, range(candidates))
     right = Counter(one.server for one in drawn.candidates if one.is_audited).most_common()
     for server, number in right:
         console.print(f"{server.name}: {counted(number, 'candidate')}, all right", highlight=False, markup=False)

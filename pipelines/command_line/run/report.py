@@ -24,13 +24,13 @@ def report(
     import time
 
     from hub_tools.atomic_files import write_text_whole
-    from pipelines.features.publishing.metrics.course import gather_record
     from pipelines.features.publishing.metrics.loss_curve import draw_loss_curve
     from pipelines.features.publishing.metrics.report import report_markdown
+    from pipelines.features.publishing.metrics.run_archive import gather_archive
 
     with open_console(stderr=True).status(f"reading {repository}"):
         now = time.time()
-        record = gather_record(repository, now)
+        record = gather_archive(repository, now)
         picture = output.with_name(f"{output.stem}_loss_curve.png") if record.history else None
         output.parent.mkdir(parents=True, exist_ok=True)
         if picture is not None:

@@ -65,11 +65,11 @@ def look_at_pictures(
     """
     import torch
 
-    from pipelines.features.serving.draw.media.pictures import PICTURES
-    from pipelines.features.serving.draw.requests import Wish
+    from pipelines.features.serving.draw.modalities.pictures import PICTURES
+    from pipelines.features.serving.draw.requests import SamplingRequest
 
     for index, (prompt, kept) in enumerate(zip(prompts, drawn, strict=True)):
-        wish = Wish(
+        sampling = SamplingRequest(
             revision="",
             precision="float32",
             tokenizer="",
@@ -80,4 +80,4 @@ def look_at_pictures(
             image_prompt=None if given is None else given[None],
         )
         numbers, codes = [one.candidate_index for one in kept], torch.stack([one.image_codes for one in kept])
-        bundle.model.layers.audits.compute_again(bundle.model, wish, numbers, codes)
+        bundle.model.layers.audits.compute_again(bundle.model, sampling, numbers, codes)

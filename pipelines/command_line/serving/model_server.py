@@ -40,7 +40,7 @@ def run_server(
         def check(snapshot: "RunSnapshot", on_device: str) -> None:
             report_obstacles(console, repository, quick_checks_of_server(snapshot, on_device, holds_all=draws))
 
-        def hear(event: str, **values: Any) -> None:
+        def on_event(event: str, **values: Any) -> None:
             if event == "asking":
                 status.update(f"{what_entering_asks(values['run'])} {repository}")
             elif event == "serving":
@@ -64,7 +64,9 @@ def run_server(
                 status.update(f"{event.capitalize()} {repository}")
 
         with (
-            serve_run(repository, network=network, options=chosen, hear=hear, check=check, takes_signals=True) as (
+            serve_run(
+                repository, network=network, options=chosen, on_event=on_event, check=check, takes_signals=True
+            ) as (
                 peer,
                 stop,
             ),
@@ -76,7 +78,7 @@ def run_server(
                     events.write_report(report)
     number = {"num_drawn": peer.offer.report().num_drawn} if draws else {}
     events.happened("left", **number)
-    done = f": {counted(number['num_drawn'], peer.offer.medium.product)} for others" if draws else ""
+    done = f": {counted(number['num_drawn'], peer.offer.modality.product)} for others" if draws else ""
     console.print(f"Left {repository}{done}.")
     if peer.found_new_generation:
         console.print(f"{repository} was rolled back: serving its new generation.")
@@ -85,19 +87,19 @@ def run_server(
 
 def _drawings(repository: str, chosen: "ServingOptions", peer: "ServingPeer", report: "ServingReport") -> Iterator[str]:
     """Yield what people read of a server that begins to draw."""
-    medium = peer.offer.medium
-    command = "write" if medium.product == "text" else "generate"
+    modality = peer.offer.modality
+    command = "write" if modality.product == "text" else "generate"
     yield (
         f"Serving epoch {report.epoch} of {repository} in {chosen.precision} at {report.codes_per_second:.0f} "
-        f"{medium.unit} a second as {peer.username}. Others get {medium.product}s with: "
+        f"{modality.unit} a second as {peer.username}. Others get {modality.product}s with: "
         f'dalle-collab {command} {repository} "..." --swarm{" --remote-ranking" * chosen.ranks}'
     )
     yield f"To pause: kill -USR1 {os.getpid()}; to resume: kill -USR2 {os.getpid()}"
 
 
 def _drawing(peer: "ServingPeer", report: "ServingReport") -> str:
-    drawn, free = counted(report.num_drawn, peer.offer.medium.product), counted(report.free_places, "place")
-    return f"{drawn} drawn  {report.num_askers} asking  {free} free"
+    drawn, free = counted(report.num_drawn, peer.offer.modality.product), counted(report.free_places, "place")
+    return f"{drawn} drawn  {report.num_clients} asking  {free} free"
 
 
 def _layers(repository: str, _chosen: "ServingOptions", peer: "ServingPeer", report: "BlockReport") -> Iterator[str]:
@@ -131,11 +133,11 @@ def _also_over_http(
     from pipelines.features.publishing.repository.organiser import local_folder
     from pipelines.features.serving.draw.http.application import LOOPBACK, build_application, key_in
     from pipelines.features.serving.draw.http.local_drawing import LocalDrawing
-    from pipelines.features.serving.draw.media.pictures import PICTURES
+    from pipelines.features.serving.draw.modalities.pictures import PICTURES
 
     key_file = local_folder("serving", repository) / "http.key"
     drawing = LocalDrawing(offer.service.checkpoints, offer.service.engine)
-    draws = dict(pictures=drawing.pictures) if offer.medium is PICTURES else dict(texts=drawing.texts)
+    draws = dict(pictures=drawing.pictures) if offer.modality is PICTURES else dict(texts=drawing.texts)
     application = build_application(repository, key_in(key_file), **draws)
     command = f"dalle-collab serve {repository}"
     with application_in_background(application, LOOPBACK, port, command=command) as address:

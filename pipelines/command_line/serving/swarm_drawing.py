@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from hub_tools.printing.stage_progress import OnProgress
-    from pipelines.features.serving.draw.asking_run import SwarmStudio
     from pipelines.features.serving.draw.client import Drawn
+    from pipelines.features.serving.draw.drawing_client import DrawingClient
     from pipelines.tasks.text_to_image.generation.generation_options import GenerationOptions
-    from pipelines.tasks.text_to_image.generation.image_generation import RankingParts
+    from pipelines.tasks.text_to_image.generation.image_generation import RankingContext
     from pipelines.tasks.text_to_image.generation.text_to_image import RankedImage
     from pipelines.tasks.text_to_image.image_codes.vqgan_codec import VQGANCodec
 
@@ -39,11 +39,11 @@ def draw_at_volunteers(
     """Have the candidates drawn by servers of the run's swarm, and decode them here.
 
     They are ranked here, or by a server if `ranks_there`; here too if no server is left that does it. `volunteers` are
-    arguments of `open_studio` besides.
+    arguments of `connect` besides.
 
     Returns the ranked pictures of each prompt, and of each who has drawn which candidate.
 
-    Says who has drawn how many, and whether they were checked. Raises what `open_studio` and `SwarmDrawing.draw` raise.
+    Says who has drawn how many, and whether they were checked. Raises what `connect` and `SwarmDrawing.draw` raise.
     """
     console = become_worker()
     from hub_tools.printing.stage_progress import stage_progress
@@ -53,14 +53,14 @@ def draw_at_volunteers(
     from pipelines.tasks.text_to_image.generation.text_to_image import encode_upper_part
 
     where = torch_device(device)
-    with shown_studio(console, repository, revision=revision, device=where, **volunteers) as (status, studio):
+    with shown_client(console, repository, revision=revision, device=where, **volunteers) as (status, client):
         status.update("Loading what ranks")
-        ranker = _Ranker(studio, repository, load_codec(studio.processor, repository, codec, where), clip, ranks_there)
+        ranker = _Ranker(client, repository, load_codec(client.processor, repository, codec, where), clip, ranks_there)
         given = None if picture is None else encode_upper_part(ranker.codec, picture, rows)[None].cpu()
         status.stop()
         wished = dict(seed=options.seed, options=options.sampling, image_prompt=given)
         with stage_progress(console) as on_progress:
-            drawn = draw_all(studio, prompts, options.num_candidates, "drawing", on_progress, **wished)
+            drawn = draw_all(client, prompts, options.num_candidates, "drawing", on_progress, **wished)
             ranked = [
                 ranker.rank(
                     prompt,
@@ -71,40 +71,40 @@ def draw_at_volunteers(
                 )
                 for index, (prompt, one) in enumerate(zip(prompts, drawn, strict=True))
             ]
-        say_what_came(console, drawn, is_audited=studio.is_audited)
+        say_what_came(console, drawn, is_audited=client.is_audited)
         for line in ranker.remarks:
             console.print(line, soft_wrap=True, highlight=False, markup=False)
     return ranked, [{one.number: origin_of(one) for one in drawing.candidates} for drawing in drawn]
 
 
 @contextmanager
-def shown_studio(console: Console, repository: str, **how: Any) -> "Iterator[tuple[Status, SwarmStudio]]":
-    """Open a studio and show what goes on meanwhile; `how` are arguments of `open_studio`, which see."""
-    from pipelines.features.serving.draw.asking_run import open_studio
+def shown_client(console: Console, repository: str, **how: Any) -> "Iterator[tuple[Status, DrawingClient]]":
+    """Open a client and show what goes on meanwhile; `how` are arguments of `connect`, which see."""
+    from pipelines.features.serving.draw.drawing_client import connect
 
     with console.status(f"Reading {repository}") as status:
 
-        def hear(event: str, **_values: Any) -> None:
+        def on_event(event: str, **_values: Any) -> None:
             status.update(f"{event.capitalize()} {repository}")
 
-        with open_studio(repository, hear=hear, **how) as studio:
-            yield status, studio
+        with connect(repository, on_event=on_event, **how) as client:
+            yield status, client
 
 
 def draw_all(
-    studio: "SwarmStudio", prompts: list[str], candidates: int, stage: str, on_progress: "OnProgress", **wished: Any
+    client: "DrawingClient", prompts: list[str], candidates: int, stage: str, on_progress: "OnProgress", **wished: Any
 ) -> "list[Drawn]":
-    """Have the candidates of all prompts drawn or written; `wished` are fields of `Wish`."""
-    from pipelines.features.serving.draw.media.choice import medium_of
+    """Have the candidates of all prompts drawn or written; `wished` are fields of `SamplingRequest`."""
+    from pipelines.features.serving.draw.modalities.choice import modality_of
 
-    drawn, unit = [], medium_of(studio.config).unit
+    drawn, unit = [], modality_of(client.config).unit
     for index, prompt in enumerate(prompts):
 
         def report(done: int, total: int, before: int = index) -> None:
             on_progress(stage, before * total + done, len(prompts) * total, unit)
 
-        wish = studio.wish(prompt, prompt=index, **wished)
-        drawn.append(studio.draw(wish, range(candidates), on_progress=report))
+        sampling = client.request(prompt, prompt=index, **wished)
+        drawn.append(client.draw(sampling, range(candidates), on_progress=report))
     return drawn
 
 
@@ -112,11 +112,11 @@ class _Ranker:
     """Ranks candidates at a server, or here: where that was asked for, and where no server is left that does it."""
 
     def __init__(
-        self, studio: "SwarmStudio", repository: str, codec: "VQGANCodec", clip: str | None, ranks_there: bool
+        self, client: "DrawingClient", repository: str, codec: "VQGANCodec", clip: str | None, ranks_there: bool
     ) -> None:
         self.codec, self.remarks = codec, list[str]()
         """The remarks are for the end of the output: who has ranked."""
-        self._studio, self._repository, self._clip, self._ranks_there = studio, repository, clip, ranks_there
+        self._client, self._repository, self._clip, self._ranks_there = client, repository, clip, ranks_there
         self._here = None if ranks_there else self._load()
 
     def rank(
@@ -138,7 +138,7 @@ class _Ranker:
 
         if self._ranks_there:
             try:
-                ranking = self._studio.rank(prompt, codes.cpu(), on_progress=report)
+                ranking = self._client.rank(prompt, codes.cpu(), on_progress=report)
             except NobodyRanksError as error:
                 self._ranks_there = False
                 self.remarks.append(
@@ -152,10 +152,10 @@ class _Ranker:
         self._here = self._here or self._load()
         return rank_candidates(self._here, prompt, codes, options, on_progress=on_progress, place=place)
 
-    def _load(self) -> "RankingParts":
+    def _load(self) -> "RankingContext":
         from pipelines.tasks.text_to_image.generation.image_generation import with_clip
 
-        return with_clip(self._repository, self._studio.processor, self.codec, self._clip)
+        return with_clip(self._repository, self._client.processor, self.codec, self._clip)
 
 
 def say_what_came(console: Console, drawn: "Sequence[Drawn]", *, is_audited: bool) -> None:

@@ -34,7 +34,7 @@ def write_texts(
 ) -> None:
     """Print the texts behind each prompt.
 
-    `volunteers` are arguments of `open_studio` besides, `across_blocks` of `model_across_blocks`; with neither the
+    `volunteers` are arguments of `connect` besides, `across_blocks` of `model_across_blocks`; with neither the
     texts are written here.
     """
     wished = (repository, prompts, options, candidates, seed, revision, device)
@@ -42,7 +42,7 @@ def write_texts(
         tokenizer, config, written = _write_at_volunteers(*wished, **volunteers)
     else:
         tokenizer, config, written = _write_here(*wished, batch_size, across_blocks)
-    from pipelines.features.serving.draw.media.texts import finished_text
+    from pipelines.features.serving.draw.modalities.texts import finished_text
 
     for prompt, (tokens, origins) in zip(prompts, written, strict=True):
         texts = [finished_text(tokenizer, row, config) for row in tokens]
@@ -81,8 +81,8 @@ def _write_here(
         from hub_tools.run_files import MODEL_FILES, PROCESSOR_FILES
         from pipelines.core.torch_devices import torch_device
         from pipelines.features.serving.draw.evidence import drawn_here
-        from pipelines.features.serving.draw.media.texts import EVERY, TEXTS
-        from pipelines.features.serving.draw.requests import Wish
+        from pipelines.features.serving.draw.modalities.texts import EVERY, TEXTS
+        from pipelines.features.serving.draw.requests import SamplingRequest
         from pipelines.tasks.text_to_image.generation.image_generation import model_folder
 
         if model is None:
@@ -97,12 +97,12 @@ def _write_here(
             ids = TEXTS.ids_of(tokenizer, prompt)
             TEXTS.check(ids, None, options, config)
             own = dict(revision="", precision="float32", tokenizer="", every=EVERY)
-            wish = Wish(input_ids=ids, prompt=index, seed=seed, options=options, **own)
+            sampling = SamplingRequest(input_ids=ids, prompt=index, seed=seed, options=options, **own)
             numbers = [range(first, min(first + batch_size, candidates)) for first in range(0, candidates, batch_size)]
-            rows = [drawn_here(model, wish, some, reads_once=is_here) for some in numbers]
+            rows = [drawn_here(model, sampling, some, reads_once=is_here) for some in numbers]
             written.append((torch.cat(rows), {}))
             if across_blocks is not None and across_blocks["audits"]:
-                model.layers.audits.compute_again(model, wish, range(candidates), written[-1][0])
+                model.layers.audits.compute_again(model, sampling, range(candidates), written[-1][0])
         return tokenizer, config, written
 
 
@@ -120,16 +120,16 @@ def _write_at_volunteers(
     import torch
 
     from hub_tools.printing.stage_progress import stage_progress
-    from pipelines.command_line.serving.swarm_drawing import draw_all, say_what_came, shown_studio
+    from pipelines.command_line.serving.swarm_drawing import draw_all, say_what_came, shown_client
     from pipelines.core.torch_devices import torch_device
     from pipelines.features.serving.draw.who_drew import origin_of
 
     where = torch_device(device)
-    with shown_studio(console, repository, revision=revision, device=where, **how) as (status, studio):
+    with shown_client(console, repository, revision=revision, device=where, **how) as (status, client):
         status.stop()
         with stage_progress(console) as on_progress:
-            drawn = draw_all(studio, prompts, candidates, "writing", on_progress, seed=seed, options=options)
-        say_what_came(console, drawn, is_audited=studio.is_audited)
+            drawn = draw_all(client, prompts, candidates, "writing", on_progress, seed=seed, options=options)
+        say_what_came(console, drawn, is_audited=client.is_audited)
         written = [
             (
                 torch.stack([one.codes for one in each.candidates]),
@@ -137,4 +137,4 @@ def _write_at_volunteers(
             )
             for each in drawn
         ]
-        return studio.processor, studio.config, written
+        return client.processor, client.config, written

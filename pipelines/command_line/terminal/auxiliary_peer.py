@@ -77,7 +77,7 @@ def _assist(
     check_trackers(options.trackers)
     with console.status(f"Reading {repository}") as status:
 
-        def hear(event: str, **values: Any) -> None:
+        def on_event(event: str, **values: Any) -> None:
             if event == "asking":
                 status.update(f"{what_entering_asks(values['run'])} {repository}")
             elif event == "starting anew":
@@ -90,7 +90,7 @@ def _assist(
                 console.print(why_it_does_not_publish(repository, options.key_file, **values), soft_wrap=True)
 
         with assist_run(
-            repository, open_task, options=options, network=network, hear=hear, takes_signals=True
+            repository, open_task, options=options, network=network, on_event=on_event, takes_signals=True
         ) as assistance:
             peer = assistance.peer
             try:
@@ -130,13 +130,13 @@ def _keep_entry(
     key = PublisherKey.load_or_create(options.key_file)
     with console.status(f"Reading {repository}") as status, contextlib.ExitStack() as stack:
 
-        def hear(event: str, **values: Any) -> None:
+        def on_event(event: str, **values: Any) -> None:
             if event == "asking":
                 status.update(f"{what_entering_asks(values['run'])} {repository}")
             else:
                 console.print("None of the announced entry addresses answers: starting a new swarm from here.")
 
-        with kept_entry(repository, key=key, network=network, hear=hear, takes_signals=True) as entry:
+        with kept_entry(repository, key=key, network=network, on_event=on_event, takes_signals=True) as entry:
             console.print(
                 f"{repository} is over; this is its entry for servers (dalle-collab serve {repository}) and their "
                 f"clients (dalle-collab generate, or write for texts, with --swarm): {', '.join(entry.addresses)}",

@@ -174,7 +174,7 @@ def prompts_of(prompts: Sequence[str] | None, file: Path | None) -> list[str]:
 def volunteers_of(
     context: typer.Context, *, swarm: bool, blocks: bool, audit: bool, precision: str, patience: float
 ) -> dict[str, Any]:
-    """Return how volunteers are asked, as `open_studio` and `model_across_blocks` take it.
+    """Return how volunteers are asked, as `connect` and `model_across_blocks` take it.
 
     Raises:
         ValueError: options exclude each other, or one would have no effect.

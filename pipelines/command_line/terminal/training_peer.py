@@ -35,14 +35,14 @@ def run_training_peer(repository: str, network: NetworkOptions, compute: Compute
     """Join a run and train until it ends, the options' limit is reached, or a signal asks to stop."""
     names = PeerNames()
     console = become_worker(names, pauses=True)
-    from pipelines.core.peer.entering import PeerParts
+    from pipelines.core.peer.entering import PeerContext
     from pipelines.joining.join_run import join_run
     from pipelines.tasks.choice import open_task
     from pipelines.tools.doctor.examination import quick_checks
 
     with console.status(f"Reading {repository}") as status:
-        parts = PeerParts(
-            hear=partial(_hear, repository, console, status, events),
+        parts = PeerContext(
+            on_event=partial(_on_event, repository, console, status, events),
             show=(lambda progress: status.update(str(progress))) if console.is_terminal else None,
             takes_signals=True,
         )
@@ -76,7 +76,7 @@ def run_training_peer(repository: str, network: NetworkOptions, compute: Compute
         raise typer.Exit(START_AGAIN_EXIT_CODE)
 
 
-def _hear(repository: str, console: Console, status: Any, events: EventFile, event: str, **values: Any) -> None:
+def _on_event(repository: str, console: Console, status: Any, events: EventFile, event: str, **values: Any) -> None:
     """Report the steps of joining the swarm."""
     if event == "asking":
         status.update(f"{what_entering_asks(values['run'])} {repository}")

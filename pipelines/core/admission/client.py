@@ -30,7 +30,7 @@ from hub_tools.hub_client import request_json
 from hub_tools.printing.printable import one_line
 from hub_tools.publishing.account_proof import HUB_ERRORS, PROOF_REPOSITORY, HubAccount, NoRightsError
 from pipelines.core.admission.identity import existing_identity_file, read_identity
-from pipelines.core.admission.settings import Door, is_on_this_machine
+from pipelines.core.admission.settings import AdmissionConfig, is_on_this_machine
 from pipelines.core.admission.tokens import (
     MAX_TOKEN_CHARACTERS,
     AdmissionRequest,
@@ -199,10 +199,15 @@ class ServiceTokens:
     """
 
     def __init__(
-        self, door: Door, peer_key: rsa.RSAPrivateKey, account: HubAccount, check: TokenCheck, token_host: str | None
+        self,
+        admission_config: AdmissionConfig,
+        peer_key: rsa.RSAPrivateKey,
+        account: HubAccount,
+        check: TokenCheck,
+        token_host: str | None,
     ) -> None:
         self._check, self._peer_key, self._account, self._token_host = check, peer_key, account, token_host
-        self._service, self._repository = door.service_address, door.repository
+        self._service, self._repository = admission_config.service_address, admission_config.repository
 
     def issue(self, old: str) -> tuple[str, float]:
         """See `TokenIssuer`; the token is checked."""
@@ -329,7 +334,7 @@ class SelfSignedTokens:
 
 @contextlib.contextmanager
 def seek_admission(
-    door: Door,
+    admission_config: AdmissionConfig,
     identity_file: Path | None,
     hub_token: str | None,
     *,
@@ -345,16 +350,16 @@ def seek_admission(
         AdmissionRefusedError: the authority does not admit this user, or there is no Hub token.
         AdmissionUnreachableError: the service does not answer.
     """
-    if not door.is_open and not hub_token:
+    if not admission_config.is_open and not hub_token:
         raise AdmissionRefusedError(
-            f"{door.repository} is not open to everybody: joining needs a Hub token that may write to your repository "
-            f"{PROOF_REPOSITORY}. Log in: hf auth login"
+            f"{admission_config.repository} is not open to everybody: joining needs a Hub token that may write to your "
+            f"repository {PROOF_REPOSITORY}. Log in: hf auth login"
         )
     account = HubAccount(HfApi(token=hub_token)) if hub_token else None
     with (
         existing_identity_file(identity_file) as path,
         peer_admission(
-            door, read_identity(path), account, seconds_to_try=seconds_to_try, token_host=token_host
+            admission_config, read_identity(path), account, seconds_to_try=seconds_to_try, token_host=token_host
         ) as admission,
     ):
         admission.has_new_identity = path != identity_file
@@ -362,7 +367,7 @@ def seek_admission(
 
 
 def peer_admission(
-    door: Door,
+    admission_config: AdmissionConfig,
     peer_key: rsa.RSAPrivateKey,
     account: HubAccount | None,
     *,
@@ -370,13 +375,13 @@ def peer_admission(
     token_host: str | None = None,
 ) -> PeerAdmission:
     """Return the admission that a run asks for: its authority's, or a self-signed one where everybody may join."""
-    check = TokenCheck(door.run_id, door.authority_key)
+    check = TokenCheck(admission_config.run_id, admission_config.authority_key)
     issuer: TokenIssuer
-    if door.is_open:
-        issuer = SelfSignedTokens(door.run_id, peer_key)
+    if admission_config.is_open:
+        issuer = SelfSignedTokens(admission_config.run_id, peer_key)
     else:
         assert account is not None, "a run that is not open is joined with an account"
-        issuer = ServiceTokens(door, peer_key, account, check, token_host)
+        issuer = ServiceTokens(admission_config, peer_key, account, check, token_host)
     return PeerAdmission(check, issuer, seconds_to_try=seconds_to_try)
 
 

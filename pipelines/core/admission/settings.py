@@ -1,4 +1,4 @@
-"""The two settings of a run that say who admits peers to it, and the resulting `Door`; without them it is open."""
+"""The two settings of a run that say who admits peers to it, as an `AdmissionConfig`; without them it is open."""
 
 import base64
 import binascii
@@ -10,7 +10,7 @@ KEY_BYTES = 32
 
 
 @dataclass(frozen=True, kw_only=True)
-class Door:
+class AdmissionConfig:
     """Where peers ask for admission to one run, and whose tokens are valid there."""
 
     repository: str
@@ -92,7 +92,7 @@ def _is_address(host: str, trait: str) -> bool:
         return False
 
 
-def customer_of(host: str) -> str:
+def network_of(host: str) -> str:
     """Return what one customer of a network has to himself: the IPv4 address, or the IPv6 /48 network; or the name.
 
     A site gets a /48 or a part of one (RFC 6177), and has as many addresses of it as it likes.

@@ -41,7 +41,7 @@ from pipelines.core.averaging.group.time_limits import AttemptTimes, attempt_tim
 from pipelines.core.averaging.patience import Patience
 from pipelines.core.averaging.reduce.finite_values import is_finite
 from pipelines.core.averaging.reduce.robust_aggregation import AggregationRule
-from pipelines.core.averaging.reduce.suspects import Offence
+from pipelines.core.averaging.reduce.suspects import Misbehaviour
 from pipelines.core.averaging.reducing_end import RoundMemory
 from pipelines.core.averaging.runner import TrustedAllReduceRunner
 from pipelines.core.averaging.wire.codec import bytes_on_the_wire
@@ -194,7 +194,7 @@ class RobustAverager(AnsweringAverager):
         self._search = self._search or GroupSearch(
             self._matchmaking,
             self._rounds_begin_together,
-            partial(self._name_outside_a_round, offence=Offence.STALLED),
+            partial(self._name_outside_a_round, offence=Misbehaviour.STALLED),
             self._is_kept_out,
             self._gate.may_sign,
         )
@@ -374,7 +374,9 @@ class RobustAverager(AnsweringAverager):
 
     def _failed_reducers(self, runner: Round) -> set[PeerID]:
         """Return those whose parts have no average that can be used; the others then lack it too."""
-        return {peer for peer, offence in runner.offences if offence in (Offence.NO_ANSWER, Offence.BAD_ANSWER)}
+        return {
+            peer for peer, offence in runner.offences if offence in (Misbehaviour.NO_ANSWER, Misbehaviour.BAD_ANSWER)
+        }
 
     def _weight_of(self, tensors: tuple[torch.Tensor, ...], weight: float | None) -> float:
         """Return the weight of this peer's vector; a non-finite vector is replaced by zeros and weighs nothing."""
@@ -391,9 +393,9 @@ class RobustAverager(AnsweringAverager):
 
     def _distrust(self, peer: PeerID | None) -> None:
         if self._checks is not None and peer is not None:
-            self._checks.distrust(peer, Offence.NOT_UNDERSTOOD)
+            self._checks.distrust(peer, Misbehaviour.NOT_UNDERSTOOD)
 
-    def _name_outside_a_round(self, peer: PeerID, offence: Offence) -> None:
+    def _name_outside_a_round(self, peer: PeerID, offence: Misbehaviour) -> None:
         logger.warning("Peer %s %s.", peer.to_base58(), offence)
         self._figures.ledger.record_round([(peer.to_base58(), offence)])
 

@@ -12,9 +12,9 @@ from hivemind.p2p import PeerID
 from hivemind.p2p.servicer import StubBase
 from hivemind.proto import averaging_pb2
 
-from pipelines.core.averaging.group.avoidance import Avoidance
+from pipelines.core.averaging.group.blocklist import Blocklist
 from pipelines.core.averaging.reduce.robust_aggregation import AggregationRule
-from pipelines.core.averaging.reduce.suspects import Offence
+from pipelines.core.averaging.reduce.suspects import Misbehaviour
 from pipelines.core.averaging.wire.signed_answers import RoundAnswers
 from pipelines.core.averaging.wire.signed_inputs import RoundInputs
 from pipelines.core.swarm.upload_limit import UploadLimit
@@ -68,18 +68,18 @@ class Checks:
         self,
         peer_id: PeerID,
         stub_of: Callable[[PeerID], StubBase],
-        name: Callable[[PeerID, Offence], None],
+        name: Callable[[PeerID, Misbehaviour], None],
         upload_limit: UploadLimit | None = None,
     ) -> None:
         """`stub_of` returns what another member can be asked by; `name` is told who has done what."""
         self._peer_id, self._stub_of, self._name, self._upload_limit = peer_id, stub_of, name, upload_limit
-        self._distrusted = Avoidance(FIRST_DISTRUST_SECONDS, LONGEST_DISTRUST_SECONDS)
+        self._distrusted = Blocklist(FIRST_DISTRUST_SECONDS, LONGEST_DISTRUST_SECONDS)
 
     def avoids(self, peer: PeerID) -> bool:
         """Return whether a peer is to be kept out of groups now."""
         return self._distrusted.avoids(peer, time.monotonic())
 
-    def distrust(self, peer: PeerID, offence: Offence) -> None:
+    def distrust(self, peer: PeerID, offence: Misbehaviour) -> None:
         """Name a peer for what only this one knows, and avoid it for a while, twice as long each time."""
         self._distrusted.avoid(peer, time.monotonic())
         self._name(peer, offence)

@@ -10,7 +10,7 @@ import torch
 from hivemind.p2p import PeerID
 
 from pipelines.core.averaging.division import Link
-from pipelines.core.averaging.reduce.suspects import Offence, Suspect, SuspectLedger
+from pipelines.core.averaging.reduce.suspects import Misbehaviour, Suspect, SuspectLedger
 
 SENDERS_BYTES = 2**16
 """Room for the ids of about 1,200 senders; more are not remembered."""
@@ -78,7 +78,7 @@ class Round(Protocol):
         """Return the rate at which each peer has delivered parts and answers, in Mbit/s, by peer id."""
 
     @property
-    def offences(self) -> set[tuple[PeerID, Offence]]:
+    def offences(self) -> set[tuple[PeerID, Misbehaviour]]:
         """Who has done what."""
 
     @property
@@ -110,7 +110,7 @@ class Round(Protocol):
     def name_late_senders(self) -> None:
         """Report those that the others were waiting for when the attempt was aborted."""
 
-    def end_round(self) -> set[tuple[PeerID, Offence]]:
+    def end_round(self) -> set[tuple[PeerID, Misbehaviour]]:
         """Remember what later rounds are judged by, and return the offences; once a round has succeeded."""
 
 

@@ -9,7 +9,7 @@ from hivemind.p2p import PeerID
 
 from pipelines.core.averaging.division import Division
 from pipelines.core.averaging.figures import Round
-from pipelines.core.averaging.group.avoidance import Avoidance
+from pipelines.core.averaging.group.blocklist import Blocklist
 from pipelines.core.averaging.group.time_limits import AttemptTimes
 from pipelines.core.averaging.wire.parallel_streams import MAX_STREAMS
 from pipelines.core.swarm.upload_limit import BYTES_PER_MEGABIT
@@ -30,7 +30,7 @@ class Patience:
 
     def __init__(self, times: AttemptTimes, clock: Callable[[], float] = time.monotonic) -> None:
         self.times, self._clock = times, clock
-        self._left_out = Avoidance(FIRST_LEFT_OUT_SECONDS, LONGEST_LEFT_OUT_SECONDS)
+        self._left_out = Blocklist(FIRST_LEFT_OUT_SECONDS, LONGEST_LEFT_OUT_SECONDS)
 
     def seconds(self, division: Division | None, vector_bytes: float) -> float | None:
         """Return how long an attempt may last in the group that was divided last; None: there is no limit."""

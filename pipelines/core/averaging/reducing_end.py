@@ -15,7 +15,7 @@ from hivemind.proto import averaging_pb2, runtime_pb2
 from hivemind.utils.asyncio import aenumerate, amap_in_executor, as_aiter
 
 from pipelines.core.averaging.reduce.reducer import RobustPartReducer
-from pipelines.core.averaging.reduce.suspects import Offence, PartRefusedError
+from pipelines.core.averaging.reduce.suspects import Misbehaviour, PartRefusedError
 from pipelines.core.averaging.round_state import RoundState
 from pipelines.core.averaging.sending_end import SendingEnd
 from pipelines.core.averaging.wire.codec import read_part
@@ -85,9 +85,9 @@ class ReducingEnd:
     def end_round(self) -> None:
         """Name who stood out, and remember what later rounds are judged by."""
         for index in self.reducer.far_off_senders:
-            self._round.name(self._round.senders[index], Offence.FAR_OFF)
+            self._round.name(self._round.senders[index], Misbehaviour.FAR_OFF)
         for index in self.reducer.excess_weight_senders:
-            self._round.name(self._round.senders[index], Offence.EXCESS_WEIGHT)
+            self._round.name(self._round.senders[index], Misbehaviour.EXCESS_WEIGHT)
         self._memory.earlier_digests = {peer: frozenset(digests) for peer, digests in self._digests.items()}
         self._memory.typical_value = self.reducer.typical_value or self._memory.typical_value
 
@@ -182,25 +182,25 @@ class ReducingEnd:
         """Return a sender's part and weight; runs in a thread. Raises PartRefusedError."""
         number, message = numbered_message
         if number >= len(part_indices):
-            raise PartRefusedError(Offence.REPLAYED, "more parts than the vector has")
+            raise PartRefusedError(Misbehaviour.REPLAYED, "more parts than the vector has")
         if not (math.isfinite(message.weight) and message.weight >= 0):
-            raise PartRefusedError(Offence.BAD_WEIGHT, f"weight {message.weight}")
+            raise PartRefusedError(Misbehaviour.BAD_WEIGHT, f"weight {message.weight}")
         state, part_index = self._round, part_indices[number]
         digest = hashlib.sha256(message.tensor_part.buffer).digest()
         statement = part_statement(state.group_id, sender, state.peer_id, part_index, message.weight, digest)
         if not state.signatures.verify(sender, statement, message.peer_id):
-            raise PartRefusedError(Offence.UNSIGNED, "another signature or none")
+            raise PartRefusedError(Misbehaviour.UNSIGNED, "another signature or none")
         part = self._read(message.tensor_part, part_index)
         if part.any():
             if message.weight == 0:
-                state.name(sender, Offence.NO_WEIGHT)
+                state.name(sender, Misbehaviour.NO_WEIGHT)
             self._notice_replay(digest, sender)
         self.inputs.keep(part_index, sender, message, digest)
         return _Received(part=part, weight=message.weight)
 
     def _notice_replay(self, digest: bytes, sender: PeerID) -> None:
         if digest in self._digests[sender] or digest in self._memory.earlier_digests.get(sender, ()):
-            raise PartRefusedError(Offence.REPLAYED, "the same values as in an earlier part")
+            raise PartRefusedError(Misbehaviour.REPLAYED, "the same values as in an earlier part")
         self._digests[sender].add(digest)
 
     async def _answer(self, average: torch.Tensor, part_index: int) -> averaging_pb2.AveragingData:

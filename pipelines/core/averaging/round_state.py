@@ -14,7 +14,7 @@ from hivemind.proto import averaging_pb2
 
 from pipelines.core.averaging.checks import PartForm, RoundTerms
 from pipelines.core.averaging.reduce.robust_aggregation import AggregationRule
-from pipelines.core.averaging.reduce.suspects import Offence
+from pipelines.core.averaging.reduce.suspects import Misbehaviour
 from pipelines.core.averaging.wire.parallel_streams import ParallelStreams
 from pipelines.core.swarm.upload_limit import BYTES_PER_MEGABIT
 
@@ -106,7 +106,7 @@ class RoundState:
     """Told as they are sent: answers to slower peers continue after this peer's own result is complete."""
 
     arrivals: Arrivals = field(default_factory=Arrivals)
-    offences: set[tuple[PeerID, Offence]] = field(default_factory=set)
+    offences: set[tuple[PeerID, Misbehaviour]] = field(default_factory=set)
 
     @classmethod
     def of(
@@ -151,6 +151,6 @@ class RoundState:
         parts = tuple(self.container._input_parts_by_peer[reducer_index])
         return tuple(parts[index] for index in self.streams[reducer_index].part_indices(number)) if parts else ()
 
-    def name(self, peer_id: PeerID, offence: Offence) -> None:
+    def name(self, peer_id: PeerID, offence: Misbehaviour) -> None:
         """Note who has done what."""
         self.offences.add((peer_id, offence))

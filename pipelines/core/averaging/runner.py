@@ -26,7 +26,7 @@ from hivemind.utils.asyncio import (
 
 from pipelines.core.averaging.reduce.reducer import RobustPartReducer
 from pipelines.core.averaging.reduce.robust_aggregation import AggregationRule
-from pipelines.core.averaging.reduce.suspects import Offence, PartRefusedError
+from pipelines.core.averaging.reduce.suspects import Misbehaviour, PartRefusedError
 from pipelines.core.averaging.reducing_end import Answer, ReducingEnd, RoundMemory
 from pipelines.core.averaging.round_state import RoundState, Signatures
 from pipelines.core.averaging.sending_end import SendingEnd, pass_at_once, stream_hello, stream_number_of
@@ -135,7 +135,7 @@ class TrustedAllReduceRunner(AllReduceRunner):
     @property
     def bad_reducers(self) -> set[PeerID]:
         """Peers whose answers were impossible."""
-        return {peer for peer, offence in self.offences if offence == Offence.BAD_ANSWER}
+        return {peer for peer, offence in self.offences if offence == Misbehaviour.BAD_ANSWER}
 
     @property
     def late_senders(self) -> set[PeerID]:
@@ -157,7 +157,7 @@ class TrustedAllReduceRunner(AllReduceRunner):
         """See `Round`."""
         return self._round.arrivals.rates_so_far(self.late_senders)
 
-    def end_round(self) -> set[tuple[PeerID, Offence]]:
+    def end_round(self) -> set[tuple[PeerID, Misbehaviour]]:
         """See `Round`. Call it when the round has succeeded: after a failed one honest peers send the same again."""
         self._reducing.end_round()
         return self.offences
@@ -172,7 +172,7 @@ class TrustedAllReduceRunner(AllReduceRunner):
     def name_late_senders(self) -> None:
         """See `Round`."""
         for peer in self.late_senders:
-            self._round.name(peer, Offence.SILENT)
+            self._round.name(peer, Misbehaviour.SILENT)
 
     def should_delay_results(self, peer_id: PeerID) -> bool:
         """Tell whether a peer reads its answers only when it has sent everything: clients do.
@@ -237,7 +237,7 @@ class TrustedAllReduceRunner(AllReduceRunner):
         await self._take_from_others(reducer, asks_reducer=True)
         self.answers.end(reducer)
         if self._missing_parts(peer_index):
-            self._round.name(reducer, Offence.NO_ANSWER)
+            self._round.name(reducer, Misbehaviour.NO_ANSWER)
             self._give_up_missing_parts(peer_index)
 
     async def _communicate_with_peer(self, peer_id: PeerID) -> None:
@@ -255,10 +255,10 @@ class TrustedAllReduceRunner(AllReduceRunner):
             await asyncio.wait([own_answers])
             self.answers.end(peer_id)
             if isinstance(error, PartRefusedError):
-                self._round.name(peer_id, Offence.BAD_ANSWER)
+                self._round.name(peer_id, Misbehaviour.BAD_ANSWER)
             elif isinstance(error, Exception) and not (is_own or self._future.done()):
                 await self._end_unbegun_sender(peer_id)
-                self._round.name(peer_id, Offence.NO_ANSWER)
+                self._round.name(peer_id, Misbehaviour.NO_ANSWER)
                 await self._take_from_others(peer_id)
             self._give_up_missing_parts(peer_index)
             raise
@@ -283,7 +283,7 @@ class TrustedAllReduceRunner(AllReduceRunner):
         while not own_answers.done():
             missing = self._missing_parts(peer_index)
             if missing and missing.start == former and await self._take_from_others(reducer, asks_once=True):
-                self._round.name(reducer, Offence.NO_ANSWER)
+                self._round.name(reducer, Misbehaviour.NO_ANSWER)
                 if not self._missing_parts(peer_index):
                     raise AllreduceException(f"{reducer} was silent; the others had its answers")
             former = missing.start
@@ -419,7 +419,7 @@ class TrustedAllReduceRunner(AllReduceRunner):
         number, open_streams = stream_number_of(hello), self._open_streams[sender]
         if number in open_streams or sender in self.banned_senders:
             if number in open_streams:
-                self._round.name(sender, Offence.REPLAYED)
+                self._round.name(sender, Misbehaviour.REPLAYED)
             yield averaging_pb2.AveragingData(code=averaging_pb2.PROTOCOL_VIOLATION)
             return
         open_streams.add(number)
@@ -447,7 +447,7 @@ class TrustedAllReduceRunner(AllReduceRunner):
     def _refusal(self, hello: averaging_pb2.AveragingData, context: P2PContext) -> averaging_pb2.AveragingData | None:
         if context.remote_id not in self.sender_peer_ids:
             if context.remote_id in self.ordered_peer_ids:
-                self._round.name(context.remote_id, Offence.NOT_A_SENDER)
+                self._round.name(context.remote_id, Misbehaviour.NOT_A_SENDER)
             return averaging_pb2.AveragingData(code=averaging_pb2.PROTOCOL_VIOLATION)
         if stream_number_of(hello) not in self._own_streams.numbers:
             return averaging_pb2.AveragingData(code=averaging_pb2.PROTOCOL_VIOLATION)
@@ -463,7 +463,7 @@ class TrustedAllReduceRunner(AllReduceRunner):
         if not (was_caught or peer_id in self.banned_senders or self._future.done()):
             # A failed machine or link. What a caught offender lacks of the average is its own problem.
             self.lost_senders.add(peer_id)
-            self._round.name(peer_id, Offence.SILENT)
+            self._round.name(peer_id, Misbehaviour.SILENT)
         await super()._ban_sender(peer_id)
         self._note_begun(peer_id)  # nobody waits for the streams that it has not opened yet
 
@@ -490,7 +490,9 @@ class TrustedAllReduceRunner(AllReduceRunner):
             MAX_ANSWER_RATIO * norm(own_part), MAX_ANSWER_RATIO_TO_OTHERS * typical * math.sqrt(own_part.numel())
         )
         if limit and (length := norm(answer)) > limit:
-            raise PartRefusedError(Offence.BAD_ANSWER, f"an average of norm {length:.3g}; expected at most {limit:.3g}")
+            raise PartRefusedError(
+                Misbehaviour.BAD_ANSWER, f"an average of norm {length:.3g}; expected at most {limit:.3g}"
+            )
         return Answer(part_index=part_index, message=message, values=answer)
 
     def _check_seal(self, reducer: PeerID, message: averaging_pb2.AveragingData, part_index: int) -> None:

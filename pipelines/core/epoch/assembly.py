@@ -12,7 +12,7 @@ from pipelines.core.averaging.group.time_limits import RoundTimes
 from pipelines.core.averaging.wire.codec import averaging_compression, check_codec
 from pipelines.core.child_watch import ChildWatch, wait_until_started
 from pipelines.core.epoch.acquaintances import Acquaintances
-from pipelines.core.epoch.epoch_end import EpochParts
+from pipelines.core.epoch.epoch_end import EpochContext
 from pipelines.core.epoch.gathering import SummedGradients
 from pipelines.core.epoch.gradient_averager import SwarmGradientAverager
 from pipelines.core.epoch.hivemind_options import (
@@ -27,7 +27,7 @@ from pipelines.core.epoch.progress_tracking import SwarmProgressTracker
 from pipelines.core.epoch.reduction import Reduction, reduction_of
 from pipelines.core.epoch.round_policy import RoundPolicy
 from pipelines.core.gradients.epoch_listener import EpochListener
-from pipelines.core.optimizers.choice import OptimizerParts, gradient_momentum, optimizer_parts
+from pipelines.core.optimizers.choice import OptimizerContext, gradient_momentum, optimizer_parts
 from pipelines.core.run.training_run import TrainingRun
 from pipelines.core.state.anchors import AnchorKeys, AnchorWatch
 from pipelines.core.state.exchange import StateExchange
@@ -56,7 +56,7 @@ def make_optimizer(
     listens: bool = False,
     may_help: bool = False,
     children: ChildWatch | None = None,
-    stepping: OptimizerParts | None = None,
+    stepping: OptimizerContext | None = None,
     verbose: bool = False,
 ) -> SwarmOptimizer:
     """Start what the run's settings ask for: a tracker, the averager of gradients, the exchange of states.
@@ -103,7 +103,7 @@ def make_optimizer(
     step_along_averaged_gradients(state, gradients)
     gathering = SummedGradients(gradients) if listens else reduction.gathering(model, gradients, state)
     tracker = new_tracker()  # when nothing can fail any more: its thread would go on
-    parts = EpochParts(
+    parts = EpochContext(
         run=run,
         policy=RoundPolicy.of(run, searches_early=reduction.searches_early),
         tracker=tracker,

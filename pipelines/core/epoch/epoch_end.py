@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True)
-class EpochParts:
+class EpochContext:
     """The parts of a training peer involved in an epoch's end, and their results."""
 
     run: TrainingRun
@@ -82,7 +82,7 @@ class EpochParts:
         return self.tracker.global_epoch
 
 
-def end_epoch(parts: EpochParts) -> None:
+def end_epoch(parts: EpochContext) -> None:
     """Average gradients with the others and step: the swarm has enough samples.
 
     An epoch whose round failed everywhere ends without a step, so that peers stay equal; its gradients count in the
@@ -116,7 +116,7 @@ def end_epoch(parts: EpochParts) -> None:
         parts.gradients.reset_accumulated_grads_()
 
 
-def look_for_group(parts: EpochParts) -> None:
+def look_for_group(parts: EpochContext) -> None:
     """Start matchmaking for the next round if the epoch is about to end."""
     parts.gradients.epoch_to_average = parts.epoch
     search = search_of(parts.scheduled)
@@ -126,7 +126,7 @@ def look_for_group(parts: EpochParts) -> None:
         parts.scheduled = parts.gradients.schedule_step(timeout=parts.round_times.timeout)
 
 
-def end_without_step(parts: EpochParts) -> None:
+def end_without_step(parts: EpochContext) -> None:
     """End an epoch whose round failed: the state stays as it is, and what was gathered counts in the next epoch."""
     parts.state.set_epoch(parts.epoch + 1)
     for listener in parts.listeners:
@@ -134,7 +134,7 @@ def end_without_step(parts: EpochParts) -> None:
     parts.tracker.go_on(parts.epoch, parts.gathering.take_back())
 
 
-def is_alone(parts: EpochParts) -> bool:
+def is_alone(parts: EpochContext) -> bool:
     """Return whether this peer steps along its own gradient, and stop looking for a group if it does."""
     if parts.listens or not parts.policy.is_alone(
         parts.tracker.num_peers + (parts.anchors.look().present is not None),
@@ -148,7 +148,7 @@ def is_alone(parts: EpochParts) -> bool:
     return True
 
 
-def begin_round(parts: EpochParts) -> StepControl | None:
+def begin_round(parts: EpochContext) -> StepControl | None:
     """Send this peer's gradient into a round; return None if it could not begin."""
     parts.gradients.expect_samples(parts.tracker.plausible_samples())
     if search_of(parts.scheduled) in (Search.IN_ROUND, Search.OVER):
@@ -164,7 +164,7 @@ def begin_round(parts: EpochParts) -> StepControl | None:
         return None
 
 
-def finish_round(parts: EpochParts, control: StepControl) -> bool:
+def finish_round(parts: EpochContext, control: StepControl) -> bool:
     """Wait for the round; return whether there is an average, False if the round failed at all peers.
 
     With delayed averaging, this runs in a thread while gradients of the next epoch are gathered.
@@ -205,13 +205,13 @@ def finish_round(parts: EpochParts, control: StepControl) -> bool:
     return has_average
 
 
-def note_failure(parts: EpochParts) -> None:
+def note_failure(parts: EpochContext) -> None:
     """Remember a round that failed: those who claim to train and come to none do not count for ever."""
     parts.num_failures_in_a_row += 1
     parts.acquaintances.note_failure()
 
 
-def finish_delayed_round(parts: EpochParts) -> None:
+def finish_delayed_round(parts: EpochContext) -> None:
     """Wait until the last epoch's round is over, here and at the other peers.
 
     Raises:
@@ -225,14 +225,14 @@ def finish_delayed_round(parts: EpochParts) -> None:
     look_for_group(parts)
 
 
-def leave(parts: EpochParts) -> None:
+def leave(parts: EpochContext) -> None:
     """Leave the gradient round in matchmaking or in progress."""
     if parts.scheduled is not None:
         leave_round(parts.scheduled, partial(tag_along, seconds=parts.round_times.timeout))
         parts.scheduled = None
 
 
-def have_others_moved_on(parts: EpochParts) -> bool:
+def have_others_moved_on(parts: EpochContext) -> bool:
     """Query the DHT, which the tracker does not do during a round.
 
     With delayed averaging, the others' epochs show it only after the next one, but their states show it at once. Who

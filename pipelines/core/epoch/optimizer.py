@@ -8,7 +8,7 @@ import torch
 
 from pipelines.core.averaging.figures import AveragingRound
 from pipelines.core.child_watch import ChildWatch
-from pipelines.core.epoch.epoch_end import EpochParts, end_epoch, leave, look_for_group
+from pipelines.core.epoch.epoch_end import EpochContext, end_epoch, leave, look_for_group
 from pipelines.core.epoch.missed_rounds import MissedRoundError
 from pipelines.core.epoch.progress_tracking import SwarmProgressTracker
 from pipelines.core.epoch.round_policy import (
@@ -80,7 +80,7 @@ class SwarmOptimizer:
     """
 
     def __init__(
-        self, parts: EpochParts, new_tracker: Callable[[], SwarmProgressTracker], children: ChildWatch
+        self, parts: EpochContext, new_tracker: Callable[[], SwarmProgressTracker], children: ChildWatch
     ) -> None:
         """`new_tracker` starts another tracker, after a pause; `children` watches the averager's process."""
         self._parts, self._new_tracker, self._children = parts, new_tracker, children

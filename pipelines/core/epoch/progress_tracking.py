@@ -14,7 +14,7 @@ from hivemind.optim.progress_tracker import GlobalTrainingProgress, LocalTrainin
 from hivemind.utils import ValueWithExpiration, get_dht_time
 
 from pipelines.core.admission.record_owners import AdmissionRecords
-from pipelines.core.averaging.group.avoidance import Avoidance
+from pipelines.core.averaging.group.blocklist import Blocklist
 from pipelines.core.epoch.acquaintances import Acquaintances, believed_epoch
 from pipelines.core.run.bounded_speeds import bounded_speeds
 from pipelines.core.swarm.node import readable_peer_id
@@ -116,7 +116,7 @@ class SwarmProgressTracker(ProgressTracker):
         """`admissions` says whose progress counts, `acquaintances` whose word; all else is as in `ProgressTracker`."""
         self._admissions, self._owner = admissions, RSASignatureValidator().local_public_key
         self._acquaintances = acquaintances
-        self._doubted = Avoidance(FIRST_DOUBT_SECONDS, LONGEST_DOUBT_SECONDS)
+        self._doubted = Blocklist(FIRST_DOUBT_SECONDS, LONGEST_DOUBT_SECONDS)
         self._voices: dict[str, int] = {}
         self._known: set[str] = set()
         super().__init__(*args, start=False, **kwargs)

@@ -19,7 +19,7 @@ OPTIMIZERS: dict[str, type[Lamb]] = {"lamb": Lamb, "adamw": AdamW, "muon": Muon}
 """Optimizers by the name in a run's settings; `sections.OPTIMIZERS` has the same names."""
 
 
-class OptimizerParts(TypedDict):
+class OptimizerContext(TypedDict):
     """What hivemind's optimizer and averager are built from."""
 
     params: ParamsT
@@ -27,7 +27,7 @@ class OptimizerParts(TypedDict):
     scheduler: Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LambdaLR] | None
 
 
-def optimizer_parts(run: TrainingRun, model: torch.nn.Module) -> OptimizerParts:
+def optimizer_parts(run: TrainingRun, model: torch.nn.Module) -> OptimizerContext:
     """Return the parameters, optimizer factory and schedule factory of the state that all peers share, in one order.
 
     With local steps this is the outer optimizer: Nesterov steps along the averaged progress, at a constant rate.

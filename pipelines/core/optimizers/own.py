@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from pipelines.core.optimizers.choice import OptimizerParts, linear_schedule
+from pipelines.core.optimizers.choice import OptimizerContext, linear_schedule
 from pipelines.core.optimizers.gradient_norm import global_norm
 from pipelines.core.run.training_run import TrainingRun
 
@@ -22,7 +22,7 @@ class UnsuitableOptimizerError(ValueError):
     """The swarm cannot step with this optimizer; the message says why and what to do."""
 
 
-def own_optimizer_parts(run: TrainingRun, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> OptimizerParts:
+def own_optimizer_parts(run: TrainingRun, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> OptimizerContext:
     """Return the parts of a state that is stepped as a user's optimizer would step its model's parameters.
 
     The optimizer itself is left alone: a copy with its options steps the swarm's copy of the parameters, with its own

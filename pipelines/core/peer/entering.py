@@ -21,8 +21,8 @@ from pipelines.core.peer.pausing import stop_on_signals
 from pipelines.core.peer.prefetching import prefetched
 from pipelines.core.peer.reports import StepReport
 from pipelines.core.peer.training_peer import RunFinishedError, TrainingPeer, finished_message
+from pipelines.core.run.admission_config import admission_config_of
 from pipelines.core.run.compute_options import ComputeOptions
-from pipelines.core.run.door import door_of
 from pipelines.core.run.task import Batch, TrainingTask
 from pipelines.core.run.training_run import TrainingRun, stable_seed
 from pipelines.core.run.versions import package_version
@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 ANONYMOUS = "anonymous"
 """Who has no token; several people."""
 
-Hear = Callable[..., None]
+EventHandler = Callable[..., None]
 """Called with an event's name and values: `checking`, `asking`, `entered`, `synchronising`, `joined`, `paused`,
 `resumed`."""
 
@@ -59,19 +59,19 @@ WatchRun = Callable[[threading.Event, Callable[[], bool]], contextlib.AbstractCo
 function says that the run may be ending."""
 
 
-def hear_nothing(_event: str, **_values: object) -> None:
+def ignore_events(_event: str, **_values: object) -> None:
     """Ignore the event."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class PeerParts:
+class PeerContext:
     """What differs between peers of one kind: identity and callbacks."""
 
     username: str | None = None
     """User name published with the peer's figures; None: the Hub user's, or `anonymous`."""
 
     package_version: str = dataclasses.field(default_factory=package_version)
-    hear: Hear = hear_nothing
+    on_event: EventHandler = ignore_events
     show: ShowProgress | None = None
     """Called with the progress of a state download; None: progress is logged occasionally."""
 
@@ -148,7 +148,7 @@ def enter_run(
     *,
     network: NetworkOptions,
     compute: ComputeOptions,
-    parts: PeerParts = PeerParts(),
+    parts: PeerContext = PeerContext(),
     fetch_checkpoint: Callable[[], Path | None] = lambda: None,
     watch_run: WatchRun | None = None,
     anchor_keys: AnchorKeys = tuple,
@@ -170,7 +170,7 @@ def enter_run(
     compute = dataclasses.replace(compute, cpu_threads=wanted_threads(compute.cpu_threads, os.environ))
     torch.set_num_threads(compute.cpu_threads or num_cores())
     with contextlib.ExitStack() as stack:
-        parts.hear("asking", run=run)
+        parts.on_event("asking", run=run)
         network, admission = stack.enter_context(admitted(run, name, network))
         patience = reply_seconds(run)
         set_aside_what_exists()
@@ -200,9 +200,9 @@ def enter_run(
         stop = stack.enter_context(stop_on_signals(peer.pause_switch)) if parts.takes_signals else threading.Event()
         admission.on_refusal(stop.set)
         watch = None if watch_run is None else stack.enter_context(watch_run(stop, peer.may_be_ending))
-        peer.pause_switch.on_rest = lambda rests: parts.hear("paused" if rests else "resumed")
-        parts.hear("entered", dht=dht)
-        parts.hear("synchronising")
+        peer.pause_switch.on_rest = lambda rests: parts.on_event("paused" if rests else "resumed")
+        parts.on_event("entered", dht=dht)
+        parts.on_event("synchronising")
         peer.optimizer.state_transfer.is_to_stop = stop.is_set
         peer.optimizer.state_transfer.reached_epoch = reached_epoch
         peer.wait_for_word(stop)
@@ -212,7 +212,7 @@ def enter_run(
             raise RunFinishedError(finished_message(run, name))  # while this peer was joining
         membership = Membership(peer=peer, stop=stop, watch=watch, seed=own_seed, lease=lease, username=username)
         if not stop.is_set():
-            parts.hear("joined", run=run, username=username, epoch=peer.optimizer.local_epoch, state=source)
+            parts.on_event("joined", run=run, username=username, epoch=peer.optimizer.local_epoch, state=source)
         yield membership
 
 
@@ -222,7 +222,9 @@ def admitted(run: TrainingRun, name: str, network: NetworkOptions) -> Iterator[t
 
     After the block, raises the authority's refusal to renew the admission, if any.
     """
-    with seek_admission(door_of(run, name), network.identity_file, get_token(), token_host=network.token_host) as (
+    with seek_admission(
+        admission_config_of(run, name), network.identity_file, get_token(), token_host=network.token_host
+    ) as (
         identity_file,
         admission,
     ):

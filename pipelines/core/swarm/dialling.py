@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pipelines.core.admission.settings import customer_of
+from pipelines.core.admission.settings import network_of
 
 if TYPE_CHECKING:  # who dials plain TCP need not have hivemind
     from hivemind.p2p import P2P, PeerID
@@ -55,8 +55,8 @@ class PeerAddress:
 
     @property
     def owner(self) -> str:
-        """Return whose it is; see `customer_of`."""
-        return customer_of(self.host)
+        """Return whose it is; see `network_of`."""
+        return network_of(self.host)
 
     @property
     def place(self) -> str:

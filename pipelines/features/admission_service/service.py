@@ -21,7 +21,7 @@ from hub_tools.checks import check_counts, check_positive
 from hub_tools.counted import counted
 from hub_tools.foreign.json_texts import parse_json
 from hub_tools.publishing.account_proof import HUB_ERRORS, PROOF_REPOSITORY, is_placed
-from pipelines.core.admission.settings import customer_of
+from pipelines.core.admission.settings import network_of
 from pipelines.core.admission.tokens import (
     PROOF_SECONDS,
     USERNAME_PATTERN,
@@ -328,7 +328,7 @@ def build_application(service: AdmissionService, *, clock: Callable[[], float] =
             if service.has_confirmed(shown := service.shown(asked, hub_token)):
                 wait, whose, threads = members.seconds_to_wait(shown, now), "of your peer", for_members
             else:
-                address = customer_of(request.client.host) if request.client else ""
+                address = network_of(request.client.host) if request.client else ""
                 wait, whose, threads = strangers.seconds_to_wait(address, now), "from your address", for_strangers
             if wait:
                 raise NotAdmitted(429, "too_many", f"Too many requests {whose}. Try again in {wait:.0f} s.")

@@ -22,8 +22,8 @@ from hivemind.proto import averaging_pb2
 from hivemind.utils.asyncio import as_aiter
 
 from pipelines.core.averaging.checks import CheckedRound, Checks, Messages, RoundTerms
-from pipelines.core.averaging.group.avoidance import MOST_REMEMBERED, Avoidance
-from pipelines.core.averaging.reduce.suspects import Offence
+from pipelines.core.averaging.group.blocklist import MOST_REMEMBERED, Blocklist
+from pipelines.core.averaging.reduce.suspects import Misbehaviour
 from pipelines.core.averaging.wire.signed_answers import (
     RoundAnswers,
     answers_request,
@@ -84,14 +84,14 @@ class RoundChecks(Checks):
         self,
         peer_id: PeerID,
         stub_of: Callable[[PeerID], StubBase],
-        name: Callable[[PeerID, Offence], None],
+        name: Callable[[PeerID, Misbehaviour], None],
         upload_limit: UploadLimit | None = None,
         generator: random.Random | None = None,
     ) -> None:
         """Nobody else may know what the `generator` draws; all else is as in `Checks`."""
         super().__init__(peer_id, stub_of, name, upload_limit)
         self._generator = generator or random.SystemRandom()
-        self._convicted = Avoidance(FIRST_CONVICTION_SECONDS, LONGEST_CONVICTION_SECONDS)
+        self._convicted = Blocklist(FIRST_CONVICTION_SECONDS, LONGEST_CONVICTION_SECONDS)
         self._num_unproven: Counter[PeerID] = Counter()
         self._rounds: dict[bytes, _Round] = {}
         self._hearings = asyncio.Semaphore(HEARD_AT_ONCE)
@@ -158,7 +158,7 @@ class RoundChecks(Checks):
         if evidence is not None and result is Verdict.FALSE:
             self._convict(known, evidence)
         elif result is not Verdict.UNCLEAR:
-            self.distrust(accuser, Offence.FALSE_ACCUSATION)
+            self.distrust(accuser, Misbehaviour.FALSE_ACCUSATION)
         yield averaging_pb2.AveragingData(code=averaging_pb2.ACCEPTED)
 
     def _wants(self, known: _Round, accuser: PeerID, hello: averaging_pb2.AveragingData) -> bool:
@@ -183,15 +183,15 @@ class RoundChecks(Checks):
             evidence = await self._ask(known, reducer, part_index)
         except Exception as error:  # peers fail in many ways, and lying ones as they like
             logger.info("Peer %s did not show what its answer was made of: %r", reducer, error)
-            self._note_unproven(reducer, Offence.NO_PROOF, names_at=MOST_UNPROVEN)  # it may have left, as all do
+            self._note_unproven(reducer, Misbehaviour.NO_PROOF, names_at=MOST_UNPROVEN)  # it may have left, as all do
             return
         result = await self._judged(evidence, known)
         if result is Verdict.FALSE:
             self._convict(known, evidence)
         elif result is not Verdict.SOUND:
-            self._note_unproven(reducer, Offence.NO_PROOF)
+            self._note_unproven(reducer, Misbehaviour.NO_PROOF)
         elif not self._is_in(known, evidence):
-            self._note_unproven(reducer, Offence.LEFT_OUT)
+            self._note_unproven(reducer, Misbehaviour.LEFT_OUT)
         else:
             self._num_unproven.pop(reducer, None)
 
@@ -229,12 +229,12 @@ class RoundChecks(Checks):
             return
         known.convicted.add(evidence.reducer)
         self._convicted.avoid(evidence.reducer, time.monotonic())
-        self._name(evidence.reducer, Offence.FALSE_AVERAGE)
+        self._name(evidence.reducer, Misbehaviour.FALSE_AVERAGE)
         for member in known.listeners if known.tokens else ():
             if member != evidence.reducer:
                 self._in_background(self._accuse(known, evidence, member))
 
-    def _note_unproven(self, peer: PeerID, offence: Offence, names_at: int = 1) -> None:
+    def _note_unproven(self, peer: PeerID, offence: Misbehaviour, names_at: int = 1) -> None:
         if len(self._num_unproven) >= MOST_REMEMBERED:
             self._num_unproven.clear()
         self._num_unproven[peer] += 1

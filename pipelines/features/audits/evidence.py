@@ -26,7 +26,7 @@ from pipelines.core.averaging.reduce.robust_aggregation import (
     aggregate,
     are_possible_weights,
 )
-from pipelines.core.averaging.reduce.suspects import Offence, PartRefusedError
+from pipelines.core.averaging.reduce.suspects import Misbehaviour, PartRefusedError
 from pipelines.core.averaging.wire.codec import read_buffer
 from pipelines.core.averaging.wire.signed_answers import WeighedInput, answer_statement, read_seal, seal
 from pipelines.core.averaging.wire.signed_inputs import part_statement
@@ -146,7 +146,7 @@ def verdict(evidence: Evidence, terms: RoundTerms) -> Verdict:
         answer, *inputs = [read_buffer(buffer, terms.compression, form.info, form.shape) for buffer in buffers]
     except PartRefusedError as error:
         # The reducer should have refused it. What cannot be read here may be readable elsewhere.
-        return Verdict.FALSE if error.offence is Offence.NOT_FINITE else Verdict.UNCLEAR
+        return Verdict.FALSE if error.offence is Misbehaviour.NOT_FINITE else Verdict.UNCLEAR
     return _compared(answer, torch.stack([values.reshape(-1) for values in inputs]), weights, form, terms)
 
 

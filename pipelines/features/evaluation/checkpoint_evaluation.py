@@ -18,7 +18,7 @@ from pipelines.features.evaluation.set_distances import cmmd, frechet_distance, 
 from pipelines.features.held_out_loss import weights_digest
 from pipelines.tasks.text_to_image.clip.clip_reranking import ClipReranker
 from pipelines.tasks.text_to_image.generation.generation_options import GenerationOptions
-from pipelines.tasks.text_to_image.generation.image_generation import DrawingParts
+from pipelines.tasks.text_to_image.generation.image_generation import DrawingContext
 
 CLIP_SCORE_SCALE = 100.0
 
@@ -36,7 +36,7 @@ class Records:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Yardsticks:
+class EvaluationReferences:
     """What a checkpoint is measured with."""
 
     held_out: Records
@@ -57,13 +57,17 @@ class Yardsticks:
 
 
 def evaluate_checkpoint(
-    parts: DrawingParts, yardsticks: Yardsticks, options: GenerationOptions, folder: Path, on_progress: OnProgress
+    parts: DrawingContext,
+    references: EvaluationReferences,
+    options: GenerationOptions,
+    folder: Path,
+    on_progress: OnProgress,
 ) -> Measurement:
     """Measure a checkpoint with `num_candidates` pictures of each prompt.
 
     What is drawn is kept in `folder`, so that the same call goes on after an interruption.
     """
-    result, held_out = Measurement(weights=weights_digest(parts.model)), yardsticks.held_out
+    result, held_out = Measurement(weights=weights_digest(parts.model)), references.held_out
     _measure_losses(result, parts, held_out, on_progress)
     prompts = [caption for caption in held_out.captions if caption.strip()]
     codes = draw(
@@ -77,15 +81,15 @@ def evaluate_checkpoint(
     decode = _decoder(parts)
     result.pictures = in_chunks(decode, codes[:, 0], PICTURES_AT_ONCE)
     reference = in_chunks(decode, held_out.image_codes, PICTURES_AT_ONCE)
-    if yardsticks.judge is not None:
+    if references.judge is not None:
         is_prompt = torch.tensor([bool(caption.strip()) for caption in held_out.captions])
         on_progress("judging", 0, None, "attributes")
         drawings = (in_chunks(decode, drawing, PICTURES_AT_ONCE) for drawing in codes.unbind(1))
-        measure_attributes(result, yardsticks.judge, prompts, drawings, reference[is_prompt])
+        measure_attributes(result, references.judge, prompts, drawings, reference[is_prompt])
     originals = {}
-    if yardsticks.originals is not None:
-        originals = measure_codec(result, parts.codec, yardsticks.originals, yardsticks.extractors, yardsticks.lpips)
-    for extractor in yardsticks.extractors:
+    if references.originals is not None:
+        originals = measure_codec(result, parts.codec, references.originals, references.extractors, references.lpips)
+    for extractor in references.extractors:
         on_progress("comparing", 0, None, f"pictures by {extractor.name}")
         drawn = torch.stack(
             [_features(extractor, decode, codes[:, index]) for index in range(options.num_candidates)], dim=1
@@ -98,13 +102,13 @@ def evaluate_checkpoint(
                 "Fréchet distance to originals that no codec has changed; `rfid` is the codec's share.",
                 [frechet_distance(each, originals[extractor.name]) for each in drawn.unbind(1)],
             )  # fmt: skip
-        if extractor.name == CLIP and yardsticks.clip is not None:
-            _measure_with_clip(result, yardsticks, prompts, drawn, expected, decode)
+        if extractor.name == CLIP and references.clip is not None:
+            _measure_with_clip(result, references, prompts, drawn, expected, decode)
     return result
 
 
 @torch.inference_mode()
-def _measure_losses(result: Measurement, parts: DrawingParts, records: Records, on_progress: OnProgress) -> None:
+def _measure_losses(result: Measurement, parts: DrawingContext, records: Records, on_progress: OnProgress) -> None:
     """Compute the losses record by record: the model returns means over a batch."""
     input_ids = torch.as_tensor(parts.processor(text=list(records.captions))["input_ids"])
     losses = []
@@ -135,13 +139,13 @@ def _measure_distances(result: Measurement, name: str, drawn: torch.Tensor, expe
 
 def _measure_with_clip(
     result: Measurement,
-    yardsticks: Yardsticks,
+    references: EvaluationReferences,
     prompts: Sequence[str],
     drawn: torch.Tensor,
     expected: torch.Tensor,
     decode: Callable[[torch.Tensor], torch.Tensor],
 ) -> None:
-    clip, held_out, num_drawings = yardsticks.clip, yardsticks.held_out, drawn.shape[1]
+    clip, held_out, num_drawings = references.clip, references.held_out, drawn.shape[1]
     assert clip is not None, "the caller has checked it"
     distances = [cmmd(each, expected) for each in drawn.unbind(1)]
     result.add_drawings("cmmd", "drawings", LOWER, "Distance to held-out pictures by CLIP (CMMD, 2024).", distances)
@@ -156,8 +160,8 @@ def _measure_with_clip(
         pairs = (sums.square().sum(-1) - num_drawings) / (num_drawings * (num_drawings - 1))
         meaning = "1 minus the mean cosine, by CLIP, of pictures drawn for one prompt."
         result.add_items("diversity", "prompts", NEITHER, meaning, 1 - pairs)
-    if yardsticks.training is not None and len(yardsticks.training):
-        seen = _features(lambda images: clip.image_embeddings(images).float(), decode, yardsticks.training.image_codes)
+    if references.training is not None and len(references.training):
+        seen = _features(lambda images: clip.image_embeddings(images).float(), decode, references.training.image_codes)
         name = "nearest_training_picture"
         meaning = "Cosine, by CLIP, of a drawn picture and the most similar training picture: 1 is a copy."
         result.add_items(name, "prompts", NEITHER, meaning, (drawn @ seen.T).amax(-1).mean(1))
@@ -168,7 +172,7 @@ def _clip_scores(pictures: torch.Tensor, texts: torch.Tensor) -> torch.Tensor:
     return CLIP_SCORE_SCALE * (pictures * texts).sum(-1).clamp(min=0)
 
 
-def _decoder(parts: DrawingParts) -> Callable[[torch.Tensor], torch.Tensor]:
+def _decoder(parts: DrawingContext) -> Callable[[torch.Tensor], torch.Tensor]:
     """Return the function that decodes codes; half precision is enough for pictures of 8 bits, and half the memory."""
     return lambda codes: parts.codec.decode(codes.to(parts.model.device)).clamp(0, 1).half()
 

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from hub_tools.atomic_files import written_whole
 from hub_tools.printing.stage_progress import OnProgress
 from pipelines.tasks.text_to_image.generation.generation_options import GenerationOptions
-from pipelines.tasks.text_to_image.generation.image_generation import DrawingParts
+from pipelines.tasks.text_to_image.generation.image_generation import DrawingContext
 from pipelines.tasks.text_to_image.generation.text_to_image import sample_candidates
 
 PROMPTS_PER_CHUNK = 16
@@ -24,7 +24,7 @@ PROMPTS_PER_CHUNK = 16
 
 
 def draw(
-    parts: DrawingParts,
+    parts: DrawingContext,
     weights: str,
     prompts: Sequence[str],
     *,

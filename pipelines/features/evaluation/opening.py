@@ -15,14 +15,14 @@ from hub_tools.printing.stage_progress import OnProgress
 from hub_tools.run_files import TRAINING_RUN_FILE
 from pipelines.core.run.training_run import TrainingRun
 from pipelines.features.evaluation.attributes import Judge
-from pipelines.features.evaluation.checkpoint_evaluation import Records, Yardsticks, evaluate_checkpoint
+from pipelines.features.evaluation.checkpoint_evaluation import EvaluationReferences, Records, evaluate_checkpoint
 from pipelines.features.evaluation.features import check_specification, open_features
 from pipelines.features.evaluation.perceptual import Lpips
 from pipelines.features.evaluation.report import EvaluationReport, report_of
 from pipelines.features.publishing.metrics.evaluation.held_out_losses import FEWEST_RECORDS
 from pipelines.features.publishing.repository.snapshot import RunSnapshot
 from pipelines.tasks.text_to_image.generation.generation_options import GenerationOptions
-from pipelines.tasks.text_to_image.generation.image_generation import DrawingParts, load_drawing_parts, load_reranker
+from pipelines.tasks.text_to_image.generation.image_generation import DrawingContext, load_drawing_parts, load_reranker
 from pipelines.tasks.text_to_image.held_out_evaluation import held_out_records, training_records
 
 logger = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ class Subject:
         if self.precision not in (*PRECISIONS, INT8):
             raise ValueError(f"There is no precision {self.precision!r}. Expected {', '.join((*PRECISIONS, INT8))}.")
 
-    def load(self, device: str) -> DrawingParts:
+    def load(self, device: str) -> DrawingContext:
         """Load it; the errors are those of `load_drawing_parts`."""
         kind = "int8" if self.precision == INT8 else "published"
         parts = load_drawing_parts(self.place, revision=self.revision, codec=self.codec, device=device, weights=kind)
@@ -99,9 +99,9 @@ def nothing_held_out(run: TrainingRun) -> ValueError:
     )
 
 
-def open_yardsticks(
-    run: TrainingRun, parts: DrawingParts, reading: Reading, originals: torch.Tensor | None, device: str
-) -> tuple[Yardsticks, dict[str, str]]:
+def open_references(
+    run: TrainingRun, parts: DrawingContext, reading: Reading, originals: torch.Tensor | None, device: str
+) -> tuple[EvaluationReferences, dict[str, str]]:
     """Read what a run's checkpoints are measured with, and return why something is missing, by its name.
 
     Raises:
@@ -135,7 +135,7 @@ def open_yardsticks(
         left_out["psnr, lpips, rfid, fid_originals"] = "no originals are given: --originals PICTURES"
     else:
         lpips = _or_reason(lambda: Lpips(parts.codec.config.image_size, where), "lpips", left_out)
-    yardsticks = Yardsticks(
+    references = EvaluationReferences(
         held_out=held_out,
         training=training,
         originals=originals,
@@ -144,7 +144,7 @@ def open_yardsticks(
         clip=clip,
         extractors=tuple(extractor for extractor in features if extractor is not None),
     )
-    return yardsticks, left_out
+    return references, left_out
 
 
 def evaluate_pictures(
@@ -159,24 +159,24 @@ def evaluate_pictures(
     """Measure one checkpoint or several alike; return their reports, and the prompts that were drawn.
 
     `read_originals` gets the side of the codec's pictures, and returns `(picture, 3, side, side)` uint8 or None. What
-    is drawn is kept in `output`. The errors are those of `Subject.load` and `open_yardsticks`.
+    is drawn is kept in `output`. The errors are those of `Subject.load` and `open_references`.
     """
     loaded = [subject.load(device) for subject, _ in asked]
     originals = read_originals(loaded[0].codec.config.image_size)
-    yardsticks, left_out = open_yardsticks(run, loaded[0], reading, originals, device)
+    references, left_out = open_references(run, loaded[0], reading, originals, device)
     reports = []
     for (subject, options), parts in zip(asked, loaded, strict=True):
         started = time.monotonic()
-        measurement = evaluate_checkpoint(parts, yardsticks, options, output / "drawn", on_progress)
+        measurement = evaluate_checkpoint(parts, references, options, output / "drawn", on_progress)
         facts = dict(asdict(subject), name=parts.name, epoch=parts.epoch, weights=measurement.weights)
         settings = dict(
             options.facts(),
-            num_records=len(yardsticks.held_out),
+            num_records=len(references.held_out),
             device=str(parts.model.device),
-            features=[extractor.name for extractor in yardsticks.extractors],
+            features=[extractor.name for extractor in references.extractors],
         )
         reports.append(report_of(facts, settings, measurement, left_out, started))
-    return reports, [caption for caption in yardsticks.held_out.captions if caption.strip()]
+    return reports, [caption for caption in references.held_out.captions if caption.strip()]
 
 
 def _or_reason(opened: Callable[[], Part], names: str, left_out: dict[str, str], cure: str = "") -> Part | None:

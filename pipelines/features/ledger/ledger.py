@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from pipelines.core.run.block_order import BlockOrder
 from pipelines.core.run.spans import Intervals, Span
-from pipelines.features.ledger.pass_book import PassBook
+from pipelines.features.ledger.pass_tracker import PassTracker
 
 MOST_PASSES = 64
 """Passes that are not done at the same time; only tiny datasets need more than two."""
@@ -120,7 +120,7 @@ class Ledger:
 
     def __init__(self, order: BlockOrder, options: LedgerOptions) -> None:
         self._order, self._options = order, options
-        self._passes: dict[int, PassBook] = {0: PassBook(order, 0)}
+        self._passes: dict[int, PassTracker] = {0: PassTracker(order, 0)}
         self._accounts: dict[str, PeerAccount] = {}
         self.finished_passes: dict[int, int] = {}
         """Records of the passes that are done, by their number."""
@@ -135,8 +135,8 @@ class Ledger:
         """Take note of who trains now: each peer's name and its user. The leases of all others end."""
         for name in [name for name in self._accounts if name not in users]:
             self._end_lease(self._accounts.pop(name))
-            for book in self._passes.values():
-                book.forget(name)
+            for tracker in self._passes.values():
+                tracker.forget(name)
         for name, user in users.items():
             account = self._accounts.setdefault(name, PeerAccount(user=user, since=now))
             account.user = user
@@ -197,7 +197,7 @@ class Ledger:
             taken += self._passes[number].take(num_records - _total(taken), name)
         while _total(taken) < num_records and len(self._passes) < MOST_PASSES:
             number = max([*self._passes, *self.finished_passes]) + 1
-            self._passes[number] = PassBook(self._order, number)
+            self._passes[number] = PassTracker(self._order, number)
             more = list(self._passes[number].take(num_records - _total(taken), name))
             if not more:  # a dataset without records
                 break
@@ -219,7 +219,7 @@ class Ledger:
             if _total(booked) + span.num_records > self._options.most_in_report:
                 self.num_strange += span.num_records
                 continue
-            booked += self._book(account, span)
+            booked += self._tracker(account, span)
         if num := _total(booked):
             account.since, account.num_expired = now, 0
             account.num_done += num
@@ -227,36 +227,36 @@ class Ledger:
         self._close_passes()
         return booked
 
-    def _book(self, account: PeerAccount, span: Span) -> list[Span]:
-        book = self._passes.get(span.pass_number)
-        if book is None or not book.has(span):
-            is_repeated = book is None and span.pass_number in self.finished_passes
+    def _tracker(self, account: PeerAccount, span: Span) -> list[Span]:
+        tracker = self._passes.get(span.pass_number)
+        if tracker is None or not tracker.has(span):
+            is_repeated = tracker is None and span.pass_number in self.finished_passes
             self.num_repeated += span.num_records if is_repeated else 0
             self.num_strange += 0 if is_repeated else span.num_records
             return []
-        if not book.opens(span):
+        if not tracker.opens(span):
             self.num_repeated += span.num_records
             return []
         own = account.leased.get(span.block, Intervals()).within(span.interval)
-        free = book.open[span.block].free.within(span.interval)
-        done = book.open[span.block].done.within(span.interval)
+        free = tracker.open[span.block].free.within(span.interval)
+        done = tracker.open[span.block].done.within(span.interval)
         booked = [Span(*span.block, *interval) for interval in (*own, *free)]
         self.num_repeated += sum(stop - start for start, stop in done)
         self.num_strange += span.num_records - _total(booked) - sum(stop - start for start, stop in done)
         for part in booked:
             if span.block in account.leased:
                 account.leased[span.block].remove(part.interval)
-            book.finish(part)
+            tracker.finish(part)
         if not account.leased.get(span.block, True):
             del account.leased[span.block]
         return booked
 
     def _close_passes(self) -> None:
-        for number in [number for number, book in self._passes.items() if book.is_done]:
+        for number in [number for number, tracker in self._passes.items() if tracker.is_done]:
             self.finished_passes[number] = self._passes.pop(number).num_done
         if not self._passes:
             number = max(self.finished_passes) + 1
-            self._passes[number] = PassBook(self._order, number)
+            self._passes[number] = PassTracker(self._order, number)
 
     def lease_of(self, name: str) -> list[Span]:
         """What is on a peer's lease."""
@@ -281,17 +281,17 @@ class Ledger:
         return done + [
             PassFigures(
                 pass_number=number,
-                num_done=book.num_done,
+                num_done=tracker.num_done,
                 num_leased=_total(span for span in leased if span.pass_number == number),
                 is_done=False,
             )
-            for number, book in sorted(self._passes.items())
+            for number, tracker in sorted(self._passes.items())
         ]
 
     def to_json(self) -> dict[str, Any]:
         """What is done, as plain values. Leases are in it, so that nobody gets them a second time while they last."""
         return dict(
-            passes=[book.to_json() for book in self._passes.values()],
+            passes=[tracker.to_json() for tracker in self._passes.values()],
             finished_passes=sorted(self.finished_passes.items()),
             num_repeated=self.num_repeated,
             num_strange=self.num_strange,
@@ -312,7 +312,9 @@ class Ledger:
     @classmethod
     def _from_json(cls, order: BlockOrder, options: LedgerOptions, values: Mapping[str, Any], now: float) -> Self:
         ledger = cls(order, options)
-        ledger._passes = {int(book["pass_number"]): PassBook.from_json(order, book) for book in values["passes"]}
+        ledger._passes = {
+            int(tracker["pass_number"]): PassTracker.from_json(order, tracker) for tracker in values["passes"]
+        }
         ledger.finished_passes = {int(number): int(num) for number, num in values["finished_passes"]}
         ledger.num_repeated, ledger.num_strange = int(values["num_repeated"]), int(values["num_strange"])
         for name, user, epoch, num_done, rate, spans in values["accounts"]:
@@ -323,8 +325,8 @@ class Ledger:
         return ledger
 
     def _lease_again(self, account: PeerAccount, span: Span) -> None:
-        book = self._passes.get(span.pass_number)
-        held = book.open.get(span.block) if book is not None else None
+        tracker = self._passes.get(span.pass_number)
+        held = tracker.open.get(span.block) if tracker is not None else None
         if held is None:
             return
         for interval in held.free.within(span.interval):

@@ -18,8 +18,8 @@ from hivemind.utils import MSGPackSerializer, get_dht_time
 
 from pipelines.core.admission.protocol_names import NamedServicer
 from pipelines.core.admission.tokens import TokenCheck
-from pipelines.core.swarm.believing import Entry, believed_records
 from pipelines.core.swarm.dialling import parse_address
+from pipelines.core.swarm.record_validation import Entry, valid_records
 from pipelines.features.servers.server_record import ServerRecord
 
 MOST_TOLD = 128
@@ -55,7 +55,7 @@ class ServerList(NamedServicer):
         servers, tokens = (_values(found[key]) for key in self._keys)
         entries: dict[bytes, Entry] = {o: (o, record, tokens.get(o)) for o, record in servers.items()}
         # Keys without an admission are free: they must take nobody's room.
-        counted = believed_records(ServerRecord, entries.values(), self._check, now=get_dht_time())
+        counted = valid_records(ServerRecord, entries.values(), self._check, now=get_dht_time())
         return [entries[owner] for owner in counted][:MOST_TOLD]
 
 
@@ -98,7 +98,7 @@ def believed(told: bytes, check: TokenCheck, *, now: float) -> dict[bytes, Serve
         raise ValueError("What was told is no list of servers.") from error
     if not isinstance(entries, list) or len(entries) > MOST_TOLD:
         raise ValueError("What was told is no list of servers.")
-    return believed_records(ServerRecord, entries, check, now=now)
+    return valid_records(ServerRecord, entries, check, now=now)
 
 
 def _values(found: Any) -> Mapping[bytes, Any]:

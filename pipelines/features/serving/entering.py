@@ -52,7 +52,7 @@ class NothingToServeError(ValueError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlaceInSwarm:
+class SwarmConnection:
     """A peer's node in the swarm of a run."""
 
     run: TrainingRun
@@ -70,7 +70,7 @@ class PlaceInSwarm:
 
 
 @contextlib.contextmanager
-def entered_swarm(run: TrainingRun, repository: str, network: NetworkOptions) -> Iterator[PlaceInSwarm]:
+def entered_swarm(run: TrainingRun, repository: str, network: NetworkOptions) -> Iterator[SwarmConnection]:
     """Be a node of the run's swarm for the duration of the block.
 
     Call it in the main thread of a process that has no other threads: hivemind forks. So load models afterwards.
@@ -92,11 +92,11 @@ def entered_swarm(run: TrainingRun, repository: str, network: NetworkOptions) ->
             open_dht(repository, run.entry_addresses, network, admission=admission, reply_seconds=reply_seconds(run))
         )
         records = SwarmRecords(dht, run.swarm_id, admission=admission, kinds=ALL_RECORDS).open()
-        yield PlaceInSwarm(run=run, dht=dht, admission=admission, records=records)
+        yield SwarmConnection(run=run, dht=dht, admission=admission, records=records)
 
 
 @dataclass(frozen=True, kw_only=True)
-class AskingPlace:
+class ClientConnection:
     """What who asks needs of a run's swarm, as a member of it or as a stranger."""
 
     loop: PeerLoop
@@ -117,7 +117,7 @@ class AskingPlace:
 
 
 @contextlib.contextmanager
-def place_to_ask(run: TrainingRun, repository: str, network: NetworkOptions) -> Iterator[AskingPlace]:
+def client_connection(run: TrainingRun, repository: str, network: NetworkOptions) -> Iterator[ClientConnection]:
     """Be able to talk to the run's servers for the duration of the block, after everything has been forked.
 
     Whom the authority does not admit comes as a stranger, where the organiser lets everybody draw. Raises as
@@ -135,9 +135,9 @@ def place_to_ask(run: TrainingRun, repository: str, network: NetworkOptions) -> 
 
 
 @contextlib.contextmanager
-def _joined(place: PlaceInSwarm) -> Iterator[AskingPlace]:
+def _joined(place: SwarmConnection) -> Iterator[ClientConnection]:
     with PeerLoop(place.dht) as loop:
-        yield AskingPlace(
+        yield ClientConnection(
             loop=loop,
             namespace=place.run.swarm_id,
             introductions=place.introductions(),
@@ -148,10 +148,10 @@ def _joined(place: PlaceInSwarm) -> Iterator[AskingPlace]:
 
 
 @contextlib.contextmanager
-def _visited(run: TrainingRun, repository: str, network: NetworkOptions) -> Iterator[AskingPlace]:
+def _visited(run: TrainingRun, repository: str, network: NetworkOptions) -> Iterator[ClientConnection]:
     check = TokenCheck(run.run_id, run.authorization_key)
     with PeerLoop(Visitor(repository, run.entry_addresses, network)) as loop:
-        yield AskingPlace(
+        yield ClientConnection(
             loop=loop,
             namespace=run.swarm_id,
             introductions=Introductions(Stranger(check)),
@@ -161,7 +161,7 @@ def _visited(run: TrainingRun, repository: str, network: NetworkOptions) -> Iter
         )
 
 
-def _complain(place: PlaceInSwarm, complaints: Sequence[ServerComplaint]) -> None:
+def _complain(place: SwarmConnection, complaints: Sequence[ServerComplaint]) -> None:
     try:
         place.records.publish(
             COMPLAINTS,

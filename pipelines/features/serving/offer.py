@@ -5,13 +5,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from pipelines.core.peer.entering import Hear
+from pipelines.core.peer.entering import EventHandler
 from pipelines.core.peer.pausing import PauseSwitch
 from pipelines.core.swarm.streams.server import Service
 from pipelines.features.publishing.repository.snapshot import RunSnapshot
 from pipelines.features.serving.blocks.discovery import MOST_LAYERS
 from pipelines.features.serving.draw.requests import PRECISIONS
-from pipelines.features.serving.entering import PlaceInSwarm
+from pipelines.features.serving.entering import SwarmConnection
 
 AUTO = "auto"
 PRECISIONS_OF_LAYERS = ("float32", "int8")
@@ -48,7 +48,7 @@ class ServingOptions:
 
     max_hours: float | None = None
     name: str | None = None
-    """What askers see, in an open run; None: the Hub user's name. Where an authority admits, it says the name."""
+    """What clients see, in an open run; None: the Hub user's name. Where an authority admits, it says the name."""
 
     def __post_init__(self) -> None:
         if self.blocks is None and self.precision not in PRECISIONS:
@@ -78,10 +78,10 @@ class ServingOptions:
 class Offer(Protocol):
     """What a server computes for others. Made before it enters the swarm: ValueError if it cannot be offered."""
 
-    def choose(self, place: PlaceInSwarm, hear: Hear) -> Mapping[str, Any]:
+    def choose(self, place: SwarmConnection, on_event: EventHandler) -> Mapping[str, Any]:
         """Choose what to serve among others; return what a record says of it until it is loaded."""
 
-    def open(self, stack: ExitStack, hear: Hear, switch: PauseSwitch) -> list[Service]:
+    def open(self, stack: ExitStack, on_event: EventHandler, switch: PauseSwitch) -> list[Service]:
         """Load what was chosen; return what answers others, until the end of `stack`, and when `switch` is off.
 
         ValueError or OSError if that is not possible.

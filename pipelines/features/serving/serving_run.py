@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from pipelines.core.peer.entering import Hear, hear_nothing
+from pipelines.core.peer.entering import EventHandler, ignore_events
 from pipelines.core.peer.pausing import PauseSwitch, stop_on_signals
 from pipelines.core.run.versions import package_version
 from pipelines.core.swarm.network_options import NetworkOptions
@@ -24,7 +24,7 @@ from pipelines.features.publishing.repository.snapshot import RunSnapshot
 from pipelines.features.servers.server_record import SERVER_SECONDS, SERVERS, ServerRecord
 from pipelines.features.serving.blocks.layers_offer import LayersOffer
 from pipelines.features.serving.draw.drawing_offer import DrawingOffer
-from pipelines.features.serving.entering import Check, PlaceInSwarm, check_nothing, entered_swarm, weights_name
+from pipelines.features.serving.entering import Check, SwarmConnection, check_nothing, entered_swarm, weights_name
 from pipelines.features.serving.offer import Offer, ServingOptions
 
 logger = logging.getLogger(__name__)
@@ -63,10 +63,15 @@ class ServingPeer:
     """A server that has entered the swarm."""
 
     def __init__(
-        self, offer: Offer, watch: CheckpointWatch, place: PlaceInSwarm, options: ServingOptions, hear: Hear
+        self,
+        offer: Offer,
+        watch: CheckpointWatch,
+        place: SwarmConnection,
+        options: ServingOptions,
+        on_event: EventHandler,
     ) -> None:
         self.offer, self.peer_id, self.username = offer, place.dht.peer_id.to_base58(), place.username(options.name)
-        self._watch, self._place, self._options, self._hear = watch, place, options, hear
+        self._watch, self._place, self._options, self._on_event = watch, place, options, on_event
 
     @property
     def found_new_generation(self) -> bool:
@@ -117,7 +122,7 @@ class ServingPeer:
             stop.set()
         elif (news := self.offer.renew(newest)) is not None and not stop.is_set():
             self.announce(self.offer.record())
-            self._hear("serves", **news)
+            self._on_event("serves", **news)
 
 
 @contextlib.contextmanager
@@ -126,13 +131,13 @@ def serve_run(
     *,
     network: NetworkOptions = NetworkOptions(),
     options: ServingOptions = ServingOptions(),
-    hear: Hear = hear_nothing,
+    on_event: EventHandler = ignore_events,
     check: Check = check_nothing,
     takes_signals: bool = False,
 ) -> Iterator[tuple[ServingPeer, threading.Event]]:
     """Draw for others, or compute some layers; yield the server, and what ends its `follow` when it is set.
 
-    Call it in the main thread of a process that has no other threads: hivemind forks. `hear` is told `asking`,
+    Call it in the main thread of a process that has no other threads: hivemind forks. `on_event` is told `asking`,
     `choosing` (layers), `loading`, `measuring` (drawings), `serving`, and `serves` with each newer checkpoint or other
     layers. `check` may object with a ValueError.
 
@@ -149,15 +154,15 @@ def serve_run(
     offer: Offer = (DrawingOffer if options.blocks is None else LayersOffer)(watch.first, options, device)
     check(watch.first, device)
     with contextlib.ExitStack() as stack:
-        hear("asking", run=watch.first.run)
+        on_event("asking", run=watch.first.run)
         place = stack.enter_context(entered_swarm(watch.first.run_to_enter, repository, network))
-        peer = ServingPeer(offer, watch, place, options, hear)
-        chosen = offer.choose(place, hear)
-        hear("loading")
+        peer = ServingPeer(offer, watch, place, options, on_event)
+        chosen = offer.choose(place, on_event)
+        on_event("loading")
         peer.announce({**chosen, "state": "joining"})  # others that come meanwhile choose other layers
         loop, run = stack.enter_context(PeerLoop(place.dht)), place.run
         switch = PauseSwitch()
-        services = offer.open(stack, hear, switch)
+        services = offer.open(stack, on_event, switch)
         server = StreamServer(
             loop.p2p,
             run.swarm_id,
@@ -170,5 +175,5 @@ def serve_run(
         stack.callback(lambda: loop.call(server.leave(SECONDS_TO_FINISH)))
         stop = stack.enter_context(stop_on_signals(switch)) if takes_signals else threading.Event()
         place.admission.on_refusal(stop.set)
-        hear("serving", peer=peer, addresses=visible_addresses(place.dht))
+        on_event("serving", peer=peer, addresses=visible_addresses(place.dht))
         yield peer, stop

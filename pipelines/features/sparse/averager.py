@@ -24,7 +24,7 @@ from hivemind.utils import MSGPackSerializer
 
 from pipelines.core.admission.averaging_gate import GroupSignatures
 from pipelines.core.averaging.figures import Round
-from pipelines.core.averaging.group.avoidance import Avoidance
+from pipelines.core.averaging.group.blocklist import Blocklist
 from pipelines.core.averaging.group.time_limits import AttemptTimes
 from pipelines.core.averaging.wire.streams import until_reader_closes
 from pipelines.core.epoch.gradient_averager import SwarmGradientAverager
@@ -36,10 +36,10 @@ from pipelines.features.sparse.announcement import (
     receipt_statement,
 )
 from pipelines.features.sparse.codec import SparseCodec
-from pipelines.features.sparse.deliveries import Deliveries
+from pipelines.features.sparse.contribution_cache import ContributionCache
 from pipelines.features.sparse.mean import share_to_send_again
 from pipelines.features.sparse.round import ContributionRound, ContributionTerms
-from pipelines.features.sparse.shelf import Shelf
+from pipelines.features.sparse.transfers import Transfers
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class SparseGradientAverager(SwarmGradientAverager):
 
     PROTOCOL_NAME = "SparseGradientAverager"
     round_type: type[ContributionRound] = ContributionRound
-    deliveries_type: type[Deliveries] = Deliveries
+    deliveries_type: type[Transfers] = Transfers
 
     def __init__(self, *, parameters: Iterable[torch.nn.Parameter], values_per_chunk: int, **kwargs: Any) -> None:
         """`values_per_chunk`: how many values of each chunk are sent; all else is as in `SwarmGradientAverager`."""
@@ -71,14 +71,14 @@ class SparseGradientAverager(SwarmGradientAverager):
         self._was_taken = multiprocessing.Value("b", 0)  # by another peer: it may be in the others' mean
         self._own_scale = multiprocessing.Value("d", 1.0)  # by which the mean has shortened it, as far as is known here
         self._offered = torch.zeros(codec.most_bytes, dtype=torch.uint8).share_memory_()
-        self._shelf = Shelf(range(codec.least_bytes, codec.most_bytes + 1))
-        self._avoided = Avoidance(FIRST_AVOIDED_SECONDS, LONGEST_AVOIDED_SECONDS)
+        self._cache = ContributionCache(range(codec.least_bytes, codec.most_bytes + 1))
+        self._blocklist = Blocklist(FIRST_AVOIDED_SECONDS, LONGEST_AVOIDED_SECONDS)
         self._announcement: Announcement | None = None
         self._fan_outs: list[PeerID] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._longest_attempt = SHARE_OF_THE_LAST_ATTEMPT * (kwargs.get("allreduce_timeout") or SECONDS_OF_AN_ATTEMPT)
-        self._deliveries = self.deliveries_type(
-            self._shelf,
+        self._transfers = self.deliveries_type(
+            self._cache,
             self._introducing_stub_of,
             count_bytes=lambda number: self._figures.count_bytes(number),
             upload_limit=kwargs.get("upload_limit"),
@@ -124,17 +124,17 @@ class SparseGradientAverager(SwarmGradientAverager):
     async def rpc_give_contribution(
         self, stream: StreamOf[averaging_pb2.AveragingData], context: P2PContext
     ) -> StreamOf[averaging_pb2.AveragingData]:
-        """Take a contribution that a peer gives for all others; see `Deliveries.receive`."""
-        async for message in until_reader_closes(self._deliveries.receive(context.remote_id, stream)):
+        """Take a contribution that a peer gives for all others; see `Transfers.receive`."""
+        async for message in until_reader_closes(self._transfers.receive(context.remote_id, stream)):
             yield message
 
     async def rpc_take_contribution(
         self, request: averaging_pb2.DownloadData, context: P2PContext
     ) -> StreamOf[averaging_pb2.DownloadData]:
-        """Give a contribution to a peer that knows its digest; see `Deliveries.pass_on`."""
+        """Give a contribution to a peer that knows its digest; see `Transfers.pass_on`."""
         self._num_senders_served += 1
         try:
-            async for message in until_reader_closes(self._deliveries.pass_on(context.remote_id, request)):
+            async for message in until_reader_closes(self._transfers.pass_on(context.remote_id, request)):
                 yield message
         finally:
             self._num_senders_served -= 1
@@ -146,15 +146,15 @@ class SparseGradientAverager(SwarmGradientAverager):
         yield averaging_pb2.AveragingData(code=averaging_pb2.PROTOCOL_VIOLATION)
 
     async def _offer(self, num_bytes: int, epoch: int) -> None:
-        self._shelf.begin_round(epoch)
+        self._cache.begin_round(epoch)
         self._announcement = None
         if not num_bytes:
             return
         content = self._offered[:num_bytes].numpy().tobytes()
         announcement = Announcement.of(content, self._recorded_weights)
-        self._shelf.put(announcement.digest, content, epoch)
+        self._cache.put(announcement.digest, content, epoch)
         now = time.monotonic()
-        known = [peer for peer in self._fan_outs if not self._avoided.avoids(peer, now)]
+        known = [peer for peer in self._fan_outs if not self._blocklist.avoids(peer, now)]
         for fan_out in drawn_order(announcement.digest, known)[:1]:
             announcement = replace(announcement, fan_out=fan_out)
             self._in_background(self._give([fan_out], announcement, epoch))
@@ -164,11 +164,11 @@ class SparseGradientAverager(SwarmGradientAverager):
         """Give this peer's contribution to the first of these peers that takes it; avoid those that do not."""
         for peer in peers:
             try:
-                await self._deliveries.give(peer, announcement, epoch)
+                await self._transfers.give(peer, announcement, epoch)
                 return
             except Exception as error:  # peers fail in many ways; this one or others give it then
                 logger.info("Peer %s did not take a contribution: %r", peer, error)
-                self._avoided.avoid(peer, time.monotonic())
+                self._blocklist.avoid(peer, time.monotonic())
 
     @asynccontextmanager
     async def _dividing(self, group_info: GroupInfo) -> AsyncIterator[tuple[int, ...]]:
@@ -182,17 +182,17 @@ class SparseGradientAverager(SwarmGradientAverager):
 
     def _check_gathered(self, gathered: bytes) -> None:
         super()._check_gathered(gathered)
-        announced_in(gathered, self._shelf.sizes)
+        announced_in(gathered, self._cache.sizes)
 
     def _new_runner(self, *, ordered_peer_ids: tuple[PeerID, ...], gathered: tuple[bytes, ...], **kwargs: Any) -> Round:
         found = {
-            peer: announced_in(data, self._shelf.sizes) for peer, data in zip(ordered_peer_ids, gathered, strict=True)
+            peer: announced_in(data, self._cache.sizes) for peer, data in zip(ordered_peer_ids, gathered, strict=True)
         }
         seconds, is_last = self._attempt_seconds(), self._num_attempts_left == 0
         announced = {peer: announcement for peer, announcement in found.items() if announcement is not None}
         terms = ContributionTerms(
             peer_id=self.peer_id,
-            epoch=self._shelf.epoch,
+            epoch=self._cache.epoch,
             modes=dict(zip(ordered_peer_ids, kwargs["modes"], strict=True)),
             announced=announced,
             seconds=self._longest_attempt if is_last or seconds is None else seconds,
@@ -205,11 +205,11 @@ class SparseGradientAverager(SwarmGradientAverager):
         if own is not None and own.fan_out is None and self.peer_id not in terms.answering:  # nobody can take it here
             self._in_background(self._give(drawn_order(own.digest, terms.answering), own, terms.epoch))
         return self.round_type(
-            terms, self.codec, self._deliveries, kwargs["signatures"], self._avoided, self._note_scale
+            terms, self.codec, self._transfers, kwargs["signatures"], self._blocklist, self._note_scale
         )
 
     def _keep_for_members(self, runner: Any, signatures: GroupSignatures) -> None:
-        """Nothing but contributions, which are on the shelf."""
+        """Nothing but contributions, which are on the cache."""
 
     def _sign_receipt(self, digest: bytes, epoch: int) -> bytes:
         return self._gate.signatures_of(()).sign(receipt_statement(self.peer_id, digest, epoch))

@@ -13,14 +13,14 @@ from hivemind.averaging.allreduce import AveragingMode
 from hivemind.averaging.partition import AllreduceException
 from hivemind.p2p import PeerID
 
-from pipelines.core.averaging.group.avoidance import Avoidance
+from pipelines.core.averaging.group.blocklist import Blocklist
 from pipelines.core.averaging.reduce.robust_aggregation import bounded_weights, excess_weights
-from pipelines.core.averaging.reduce.suspects import Offence
+from pipelines.core.averaging.reduce.suspects import Misbehaviour
 from pipelines.core.averaging.round_state import Signatures
 from pipelines.features.sparse.announcement import Announcement, drawn_order, receipt_statement
 from pipelines.features.sparse.codec import SparseCodec, SparseUpdate
-from pipelines.features.sparse.deliveries import AlteredError, Deliveries, NotHeldError
 from pipelines.features.sparse.mean import mean, norm_scales
+from pipelines.features.sparse.transfers import AlteredError, NotHeldError, Transfers
 
 logger = logging.getLogger(__name__)
 
@@ -83,15 +83,15 @@ class ContributionRound:
 
     terms: ContributionTerms
     codec: SparseCodec
-    deliveries: Deliveries
+    transfers: Transfers
     signatures: Signatures
-    avoided: Avoidance
+    blocklist: Blocklist
     """Peers that were given contributions and do not pass them on."""
 
     note_scale: Callable[[bytes, float], None]
     """Hears by which factor the mean has shortened this peer's own contribution, and its digest."""
 
-    offences: set[tuple[PeerID, Offence]] = field(default_factory=set)
+    offences: set[tuple[PeerID, Misbehaviour]] = field(default_factory=set)
     banned_senders: set[PeerID] = field(default_factory=set)
     """Members whose contributions cannot be used."""
 
@@ -123,7 +123,7 @@ class ContributionRound:
         """Members that have announced a contribution."""
         return list(self.terms.announced)
 
-    def end_round(self) -> set[tuple[PeerID, Offence]]:
+    def end_round(self) -> set[tuple[PeerID, Misbehaviour]]:
         """Return the offences."""
         return self.offences
 
@@ -133,7 +133,7 @@ class ContributionRound:
     def name_late_senders(self) -> None:
         """Report those whose contributions were missing when the attempt was aborted."""
         for owner in self.late_senders:
-            self._name(owner, Offence.WITHHELD)
+            self._name(owner, Misbehaviour.WITHHELD)
 
     def finalize(self, *, cancel: bool = False, exception: BaseException | None = None) -> set[asyncio.Task[None]]:
         """End the round when the averager shuts down; return what is still running."""
@@ -168,7 +168,7 @@ class ContributionRound:
 
     async def _collect(self, owner: PeerID) -> None:
         """Take one contribution from whoever has it, until it is here."""
-        with self.deliveries.shelf.coming(self.terms.announced[owner].digest):
+        with self.transfers.cache.coming(self.terms.announced[owner].digest):
             async with aclosing(self._sources(owner)) as sources:
                 async for source, share, is_patient in sources:
                     await self._take(owner, source, share * self.terms.seconds, is_patient=is_patient)
@@ -185,7 +185,7 @@ class ContributionRound:
         announcement, own, answering = self.terms.announced[owner], self.terms.peer_id, self.terms.answering
         others = drawn_order(announcement.digest, [member for member in answering if member != owner])
         if announcement.fan_out == own:
-            await self.deliveries.shelf.find(announcement.digest, FAN_OUT_SHARE * self.terms.seconds)
+            await self.transfers.cache.find(announcement.digest, FAN_OUT_SHARE * self.terms.seconds)
         elif announcement.fan_out in others:
             yield announcement.fan_out, FAN_OUT_SHARE, True
         if own in others[1:]:
@@ -199,13 +199,13 @@ class ContributionRound:
     async def _take(self, owner: PeerID, source: PeerID, seconds: float, *, is_patient: bool) -> None:
         """Try to take a contribution from one source; name it if it is to blame that this fails."""
         announcement = self.terms.announced[owner]
-        if self.avoided.avoids(source, time.monotonic()):
+        if self.blocklist.avoids(source, time.monotonic()):
             return
         try:
             async with asyncio.timeout_at(self._end_of_owners if source == owner else None):
-                delivered = await self.deliveries.take(source, announcement, seconds, is_patient=is_patient)
+                delivered = await self.transfers.take(source, announcement, seconds, is_patient=is_patient)
         except AlteredError:
-            self._avoid(source, Offence.ALTERED)
+            self._avoid(source, Misbehaviour.ALTERED)
             return
         except (NotHeldError, TimeoutError):
             if source == announcement.fan_out:
@@ -214,11 +214,11 @@ class ContributionRound:
         except Exception as error:  # peers fail in many ways; another one may have it
             logger.info("Peer %s did not give a contribution: %r", source, error)
             return
-        self.deliveries.shelf.put(announcement.digest, delivered.content, self.terms.epoch)
+        self.transfers.cache.put(announcement.digest, delivered.content, self.terms.epoch)
         if source == owner and announcement.digest in self._refused and announcement.fan_out is not None:
             statement = receipt_statement(announcement.fan_out, announcement.digest, self.terms.epoch)
             if delivered.receipt and self.signatures.verify(announcement.fan_out, statement, delivered.receipt):
-                self._avoid(announcement.fan_out, Offence.NOT_PASSED_ON)
+                self._avoid(announcement.fan_out, Misbehaviour.NOT_PASSED_ON)
 
     def _mean(self) -> list[torch.Tensor]:
         """Return the mean of all contributions that can be decoded, each counted once; runs in a thread."""
@@ -232,7 +232,7 @@ class ContributionRound:
             except ValueError as error:
                 logger.warning("The contribution of %s cannot be used. %s", owner, error)
                 self.banned_senders.add(owner)
-                self._name(owner, Offence.UNREADABLE)
+                self._name(owner, Misbehaviour.UNREADABLE)
         # Nothing at all, as from a peer that has just come, would count as the shortest of honest contributions.
         used = [(owner, update) for owner, update in updates.values() if update.norm > 0]
         if not used:
@@ -252,16 +252,16 @@ class ContributionRound:
         believed = bounded_weights(claimed, self.terms.recorded, math.inf)
         for owner, scale in zip(claimed, norm_scales(norms, list(believed.values())), strict=True):
             if scale < FAR_OFF_SCALE:
-                self._name(owner, Offence.FAR_OFF)
+                self._name(owner, Misbehaviour.FAR_OFF)
         for owner in excess_weights(claimed, believed, self.terms.recorded):
-            self._name(owner, Offence.EXCESS_WEIGHT)
+            self._name(owner, Misbehaviour.EXCESS_WEIGHT)
 
     def _content_of(self, owner: PeerID) -> bytes | None:
-        return self.deliveries.shelf.get(self.terms.announced[owner].digest)
+        return self.transfers.cache.get(self.terms.announced[owner].digest)
 
-    def _avoid(self, peer: PeerID, offence: Offence) -> None:
-        self.avoided.avoid(peer, time.monotonic())
+    def _avoid(self, peer: PeerID, offence: Misbehaviour) -> None:
+        self.blocklist.avoid(peer, time.monotonic())
         self._name(peer, offence)
 
-    def _name(self, peer: PeerID, offence: Offence) -> None:
+    def _name(self, peer: PeerID, offence: Misbehaviour) -> None:
         self.offences.add((peer, offence))

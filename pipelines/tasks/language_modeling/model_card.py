@@ -4,7 +4,7 @@ from urllib.parse import quote
 
 from hub_tools.printing.marked_up import code, plain
 from pipelines.core.run.training_run import TrainingRun
-from pipelines.features.publishing.card.run_card import CardParts
+from pipelines.features.publishing.card.run_card import CardContext
 from pipelines.features.publishing.metrics.evaluation.held_out_losses import held_out_loss, perplexity
 from pipelines.features.publishing.publishable_task import CheckpointFacts
 from pipelines.tasks.language_modeling.settings import FILL_MASK, LanguageSettings
@@ -17,7 +17,7 @@ USES = {
 """By whether the model fills masks."""
 
 
-def card_parts(run: TrainingRun, settings: LanguageSettings, facts: CheckpointFacts) -> CardParts:
+def card_parts(run: TrainingRun, settings: LanguageSettings, facts: CheckpointFacts) -> CardContext:
     """Return the language model's parts of the card."""
     fills_masks = run.task == FILL_MASK
     architecture = code(run.model_config["model_type"])
@@ -25,7 +25,7 @@ def card_parts(run: TrainingRun, settings: LanguageSettings, facts: CheckpointFa
     start = (
         f"[{plain(settings.start_from)}](/{quote(settings.start_from)}) at {code(settings.start_from_revision[:12])}"
     )
-    return CardParts(
+    return CardContext(
         summary=f"A {kind} language model of type {architecture}, trained together by volunteers.",
         use=_USE.format(example=USES[fills_masks].format(repository=facts.repository)),
         load='pipeline(..., revision="epoch-N")',

@@ -3,15 +3,15 @@
 from hub_tools.printing.marked_up import plain
 from modeling_dalle_collab import DalleCollabConfig
 from pipelines.core.run.training_run import TrainingRun
-from pipelines.features.publishing.card.run_card import CardParts
+from pipelines.features.publishing.card.run_card import CardContext
 from pipelines.features.publishing.metrics.evaluation.held_out_losses import held_out_loss
 from pipelines.features.publishing.publishable_task import CheckpointFacts
 
 
-def card_parts(run: TrainingRun, config: DalleCollabConfig, facts: CheckpointFacts) -> CardParts:
+def card_parts(run: TrainingRun, config: DalleCollabConfig, facts: CheckpointFacts) -> CardContext:
     """Return the text-to-image parts of the card."""
     repository, evaluations = facts.repository, facts.evaluations
-    return CardParts(
+    return CardContext(
         summary="A text-to-image transformer trained together by volunteers, in the manner of *Training Transformers "
         "Together*. It writes image codes for a caption, which a codec turns into a picture.",
         tags=["dalle"],

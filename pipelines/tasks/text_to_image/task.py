@@ -19,6 +19,7 @@ from pipelines.features.memory_estimate.model_presets import ModelSizes
 from pipelines.features.memory_estimate.settings import MemoryEstimate, MemorySettings
 from pipelines.features.publishing.card.run_card import run_card
 from pipelines.features.publishing.publishable_task import CheckpointFacts, PublishableTask
+from pipelines.tasks.text_to_image.gallery_drawing import GalleryDrawer
 from pipelines.tasks.text_to_image.held_out_evaluation import held_out_batches
 from pipelines.tasks.text_to_image.image_code_stream import (
     check_size,
@@ -33,7 +34,6 @@ from pipelines.tasks.text_to_image.image_codes.image_code_record import ImageCod
 from pipelines.tasks.text_to_image.image_codes.shard_blocks import ShardBlocks
 from pipelines.tasks.text_to_image.model import initial_model, model_configuration, read_processor
 from pipelines.tasks.text_to_image.model_card import card_parts
-from pipelines.tasks.text_to_image.reel_drawing import ReelDrawer
 from pipelines.tasks.text_to_image.run_creation import check_codec_fits, check_dataset_fits
 
 
@@ -137,8 +137,8 @@ class TextToImageTask(PublishableTask):
         return self._drawer.draw(model, prompts)
 
     @cached_property
-    def _drawer(self) -> ReelDrawer:
-        return ReelDrawer(self.processor)
+    def _drawer(self) -> GalleryDrawer:
+        return GalleryDrawer(self.processor)
 
     def memory(self, settings: MemorySettings) -> MemoryEstimate:
         return estimate_training_memory(self._model_sizes, settings.replace(recompute=self.config.recompute))

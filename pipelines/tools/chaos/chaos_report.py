@@ -98,7 +98,7 @@ class ChaosReport:
     """Attacks by name, and whether a trainer named the attacker among its suspects."""
 
     serving: Mapping[str, Any] = field(default_factory=dict)
-    """What those have seen who use what is served; see `serving.scene.ServingScene.figures`. Empty: nobody serves."""
+    """What clients have seen of what is served; see `ServingScenario.figures`. Empty: nobody serves."""
 
     memory_growth_bytes: int = 0
     """Of the trainer, not restarted, whose memory grew most during the faults."""

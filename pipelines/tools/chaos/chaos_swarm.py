@@ -22,7 +22,7 @@ from pipelines.tools.chaos.chaos_processes import MARKER_VARIABLE, Trainer, free
 from pipelines.tools.chaos.chaotic_peer import ChaoticPeerSettings, Control, events_file, settings_file
 from pipelines.tools.chaos.faults.link_proxy import LinkProxy, PortOwners
 from pipelines.tools.chaos.fork_server import ForkServer
-from pipelines.tools.chaos.serving.scene import ServingScene
+from pipelines.tools.chaos.serving.scenario import ServingScenario
 from pipelines.tools.chaos.tiny_material import TINY_MODEL_SETTINGS
 from pipelines.tools.demo.stages import StageError
 from pipelines.tools.process_table import group_members, is_running, signal_processes
@@ -100,7 +100,7 @@ class ChaosSwarm:
         self.orphans: list[int] = []
         self.auxiliary = 0
         self.attackers: dict[str, int] = {}
-        self.scene: ServingScene | None = None
+        self.scene: ServingScenario | None = None
         self._tokens: dict[str, str] = {}
         self._restarts: dict[str, float] = {}
         self._stack = contextlib.ExitStack()
@@ -188,7 +188,7 @@ class ChaosSwarm:
         )
         self._run_to_end("copy", "pipelines.tools.chaos.serving.served_copy", [REPOSITORY, SERVED])
         environment = {"HF_TOKEN": self._organiser} if self.plan.has_authority else {}
-        self.scene = ServingScene(self.plan.folder, SERVED, self._forks, environment, self.plan.serving_faults)
+        self.scene = ServingScenario(self.plan.folder, SERVED, self._forks, environment, self.plan.serving_faults)
         self.scene.start()
         self.wait_until(self.scene.is_in_use, "those who use what is served")
 

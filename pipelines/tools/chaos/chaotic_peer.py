@@ -86,7 +86,7 @@ def main(settings: ChaoticPeerSettings) -> None:
     folder = Path(settings.folder)
     events = EventLog(events_file(folder, settings.name))
     events.write("started", pid=os.getpid(), guard=guard)
-    from pipelines.core.peer.entering import PeerParts
+    from pipelines.core.peer.entering import PeerContext
     from pipelines.core.run.compute_options import ComputeOptions
     from pipelines.core.run.training_run import stable_seed
     from pipelines.core.swarm.network_options import NetworkOptions
@@ -99,10 +99,10 @@ def main(settings: ChaoticPeerSettings) -> None:
         time.sleep(0.5)  # the auxiliary peer is still starting
     network = NetworkOptions(host_addresses=(settings.host_address,), announce_addresses=(settings.announce_address,))
     compute = ComputeOptions(micro_batch_size=settings.micro_batch_size, cpu_threads=1, shuffle_buffer_size=64)
-    parts = PeerParts(
+    parts = PeerContext(
         username=settings.name,
         package_version="chaos",
-        hear=lambda event, **values: _write_joining(events, event, values),
+        on_event=lambda event, **values: _write_joining(events, event, values),
         takes_signals=True,
         # Honest until told otherwise; nobody averages parts in a sparse run, so there it has nothing to lie about.
         gradient_averager_type=None if run.synchronisation == "sparse" else HostileGradientAverager,

@@ -24,7 +24,7 @@ from pipelines.core.run.training_run import TrainingRun
 from pipelines.features.publishing.metrics.evaluation.held_out_losses import read_evaluations
 from pipelines.tools.demo.configured_hub import ConfiguredHub
 from pipelines.tools.demo.demo_plan import Accounts, DemoPlan
-from pipelines.tools.demo.running.event_files import course, num_samples, read_events
+from pipelines.tools.demo.running.event_files import num_samples, read_events, run_history
 from pipelines.tools.demo.running.finished_work import digest_of, remove
 from pipelines.tools.demo.running.output_folder import demo_folder
 from pipelines.tools.demo.running.progress_lines import ProgressLines
@@ -364,6 +364,6 @@ def _figures_in_files(plan: DemoPlan) -> dict[str, Any]:
         kept=report["kept"],
         dropped=report["dropped"],
         bytes_per_sample=report["bytes_per_sample"],
-        history=course(read_events(plan.work / "auxiliary.jsonl")),
+        history=run_history(read_events(plan.work / "auxiliary.jsonl")),
         num_samples=sum(num_samples(read_events(path)) for path in sorted(plan.work.glob("trainer-*.jsonl"))),
     )

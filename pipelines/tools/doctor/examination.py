@@ -16,8 +16,8 @@ from pipelines.core.admission.client import AdmissionRefusedError, AdmissionUnre
 from pipelines.core.admission.dht_gate import authorizer_of
 from pipelines.core.admission.tokens import TokenCheck
 from pipelines.core.averaging.wire.codec import averaging_compression, check_codec
+from pipelines.core.run.admission_config import admission_config_of
 from pipelines.core.run.compute_options import ComputeOptions
-from pipelines.core.run.door import door_of
 from pipelines.core.run.training_run import TrainingRun
 from pipelines.core.swarm.dialling import parse_address, port_objection
 from pipelines.core.swarm.network_options import NetworkOptions
@@ -265,7 +265,7 @@ def look_at_swarm(examination: Examination, run: TrainingRun) -> tuple[list[Chec
         try:
             identity_file, admission = stack.enter_context(
                 seek_admission(
-                    door_of(run, repository),
+                    admission_config_of(run, repository),
                     network.identity_file,
                     get_token(),
                     seconds_to_try=SECONDS_TO_SEEK_ADMISSION,

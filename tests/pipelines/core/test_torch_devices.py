@@ -27,7 +27,7 @@ def test_omp_num_threads_is_read_as_openmp_reads_it(value, num_threads):
     assert wanted_threads(None, {"OMP_NUM_THREADS": value}) == num_threads
 
 
-def test_without_a_wish_nobody_says_how_many_threads():
+def test_without_a_sampling_nobody_says_how_many_threads():
     assert wanted_threads(None, {}) is None
 
 

@@ -20,7 +20,7 @@ from hivemind.dht.crypto import RSASignatureValidator
 from hivemind.p2p import PeerID
 from hivemind.utils import get_dht_time
 
-from pipelines.core.averaging.group.avoidance import Avoidance
+from pipelines.core.averaging.group.blocklist import Blocklist
 from pipelines.core.averaging.group.kept_tasks import kept_from_garbage
 
 FIRST_STALL_SECONDS, LONGEST_STALL_SECONDS = 5.0, 3600.0
@@ -78,7 +78,7 @@ class GroupSearch:
         self._rounds_begin_together = rounds_begin_together
         self._group_size = matchmaking.target_group_size
         pause_seconds = min(LONGEST_PAUSE_SECONDS, self._seconds / LOOKS_PER_MATCHMAKING)
-        self._stalled, self._on_stall = Avoidance(FIRST_STALL_SECONDS, LONGEST_STALL_SECONDS), on_stall
+        self._stalled, self._on_stall = Blocklist(FIRST_STALL_SECONDS, LONGEST_STALL_SECONDS), on_stall
         self.leader: PeerID | None = None
         """Leader of the group that has just begun, which has put it together; None: this peer, or no group yet."""
 

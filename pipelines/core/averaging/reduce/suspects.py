@@ -12,7 +12,7 @@ LEDGER_BYTES = 2**15
 """Size of the ledger in shared memory: about 200 entries, of which the most frequent are kept."""
 
 
-class Offence(StrEnum):
+class Misbehaviour(StrEnum):
     """What a peer did wrong in a round. One offence proves no ill will: machines and links fail too."""
 
     NOT_FINITE = "sent values that are not finite"
@@ -42,7 +42,7 @@ class Offence(StrEnum):
 class PartRefusedError(ValueError):
     """A tensor part from the network is invalid; `offence` says how."""
 
-    def __init__(self, offence: Offence, seen: str) -> None:
+    def __init__(self, offence: Misbehaviour, seen: str) -> None:
         super().__init__(f"A peer {offence}: {seen}.")
         self.offence = offence
 
@@ -54,7 +54,7 @@ class Suspect:
     peer_id: str
     """libp2p peer id in base 58; the connection proves it."""
 
-    offence: Offence
+    offence: Misbehaviour
     num_rounds: int
     """Rounds in which this peer was seen doing it, since the start."""
 
@@ -63,10 +63,10 @@ class SuspectLedger:
     """Counts offences; written by one process, read by the process that forked it."""
 
     def __init__(self) -> None:
-        self._counts: Counter[tuple[str, Offence]] = Counter()
+        self._counts: Counter[tuple[str, Misbehaviour]] = Counter()
         self._shared = multiprocessing.Array(ctypes.c_char, LEDGER_BYTES)
 
-    def record_round(self, offences: Iterable[tuple[str, Offence]]) -> None:
+    def record_round(self, offences: Iterable[tuple[str, Misbehaviour]]) -> None:
         """Count one round's offences; the same offence of a peer counts once per round."""
         self._counts.update(set(offences))
         entries = [(peer, offence.name, number) for (peer, offence), number in self._counts.most_common()]
@@ -77,4 +77,6 @@ class SuspectLedger:
     def suspects(self) -> tuple[Suspect, ...]:
         """Return all suspects so far, most frequent first."""
         entries = json.loads(self._shared.value or b"[]")
-        return tuple(Suspect(peer_id=peer, offence=Offence[name], num_rounds=number) for peer, name, number in entries)
+        return tuple(
+            Suspect(peer_id=peer, offence=Misbehaviour[name], num_rounds=number) for peer, name, number in entries
+        )

@@ -17,7 +17,7 @@ from hivemind.compression.adaptive import AdaptiveCompressionBase
 from hivemind.proto import runtime_pb2
 
 from pipelines.core.averaging.reduce.finite_values import is_finite
-from pipelines.core.averaging.reduce.suspects import Offence, PartRefusedError
+from pipelines.core.averaging.reduce.suspects import Misbehaviour, PartRefusedError
 from pipelines.core.block_quantisation import dequantise, quantise
 from pipelines.core.run.training_run import TrainingRun
 
@@ -64,7 +64,7 @@ class Blockwise8BitCodec(BlockwiseQuantization):
         num_blocks = _num_blocks(math.prod(serialized_tensor.size))
         scales = _array(serialized_tensor.buffer, np.float32, 0, num_blocks)
         if not (torch.isfinite(scales).all() and (scales >= 0).all()):
-            raise PartRefusedError(Offence.NOT_FINITE, "a block's scale is not a finite, non-negative number")
+            raise PartRefusedError(Misbehaviour.NOT_FINITE, "a block's scale is not a finite, non-negative number")
         indices = _array(serialized_tensor.buffer, np.uint8, 4 * num_blocks, -1)
         return dequantise(indices, BLOCK_SIZE, True, scales).reshape(tuple(serialized_tensor.size))
 
@@ -98,13 +98,13 @@ def read_part(
     codec = _codec_for(compression, info)
     num_bytes = _num_bytes(codec, shape.numel())
     if tuple(message.size) != tuple(shape):
-        raise PartRefusedError(Offence.WRONG_SHAPE, f"{tuple(message.size)[:8]}; expected {tuple(shape)}")
+        raise PartRefusedError(Misbehaviour.WRONG_SHAPE, f"{tuple(message.size)[:8]}; expected {tuple(shape)}")
     if (message.compression, message.dtype, len(message.buffer)) != (codec.compression_type, "float32", num_bytes):
         seen = f"{len(message.buffer)} bytes of {message.dtype[:16]!r} in codec {message.compression}"
-        raise PartRefusedError(Offence.UNREADABLE, f"{seen}; expected {num_bytes} in {codec.compression_type}")
+        raise PartRefusedError(Misbehaviour.UNREADABLE, f"{seen}; expected {num_bytes} in {codec.compression_type}")
     values = codec.extract(message)
     if not is_finite(values):
-        raise PartRefusedError(Offence.NOT_FINITE, "a part with nan or infinity")
+        raise PartRefusedError(Misbehaviour.NOT_FINITE, "a part with nan or infinity")
     return values
 
 

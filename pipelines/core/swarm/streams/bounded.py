@@ -7,9 +7,9 @@ from typing import Any
 from hivemind.p2p import P2P
 from hivemind.p2p.p2p_daemon_bindings.datastructures import StreamInfo
 
-from pipelines.core.swarm.streams.askers import asker_of
 from pipelines.core.swarm.streams.quotas import Quota
 from pipelines.core.swarm.streams.refusals import Refusal
+from pipelines.core.swarm.streams.stream_clients import stream_client_of
 
 STREAMS_PER_PEER, STREAMS_PER_ADDRESS, STREAMS = 64, 512, 2048
 """Many peers of one lab share an address; a peer has a few streams for each round and each state."""
@@ -39,7 +39,7 @@ def bounded_answer(answer: Answer, places: Quota, seconds_to_speak: float = SECO
         info: StreamInfo, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         try:
-            with places.taken_during(asker_of(info.peer_id, str(info.addr)), 1):
+            with places.taken_during(stream_client_of(info.peer_id, str(info.addr)), 1):
                 first = await asyncio.wait_for(reader.readexactly(1), seconds_to_speak)
                 await answer(info, BegunReader(first, reader), writer)
         except (Refusal, TimeoutError, asyncio.IncompleteReadError):

@@ -10,10 +10,10 @@ from hivemind.p2p import PeerID
 from torch import Tensor
 
 from pipelines.core.admission.tokens import Admission
-from pipelines.core.swarm.streams.askers import Asker
 from pipelines.core.swarm.streams.frames import Frame, Kind, buffers_of, read_header, read_rest
 from pipelines.core.swarm.streams.quotas import Quota
 from pipelines.core.swarm.streams.refusals import PeerGoneError, PeerSilentError, Refusal
+from pipelines.core.swarm.streams.stream_clients import StreamClient
 from pipelines.core.swarm.upload_limit import UploadLimit, pass_bytes
 
 HEARTBEAT_SECONDS = 1.0
@@ -48,7 +48,7 @@ class Conversation:
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         *,
-        asker: Asker | None = None,
+        client: StreamClient | None = None,
         most_tensor_bytes: int,
         quota: Quota | None = None,
         upload_limit: UploadLimit | None = None,
@@ -57,7 +57,7 @@ class Conversation:
         self.peer = peer
         """Who is at the other end; libp2p has authenticated it."""
 
-        self.asker = asker or Asker(peer)
+        self.client = client or StreamClient(peer)
         """The other peer with its address, at the answering end."""
 
         self.admission: Admission | None = None
@@ -212,8 +212,8 @@ class Conversation:
 
     def _take(self, number: int) -> None:
         if self._quota is not None:
-            self._quota.take(self.asker, number)
+            self._quota.take(self.client, number)
 
     def _release(self, number: int) -> None:
         if self._quota is not None and number:
-            self._quota.give_back(self.asker, number)
+            self._quota.give_back(self.client, number)

@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 
-from pipelines.core.swarm.streams.askers import UNKNOWN, Asker
 from pipelines.core.swarm.streams.refusals import Refusal
+from pipelines.core.swarm.streams.stream_clients import UNKNOWN, StreamClient
 
 SHARE_OF_THE_RELAYED = 0.5
 """Of everything, for all together whose address is not known: those who are known always have the rest."""
@@ -40,49 +40,49 @@ class Quota:
         """How many peers have taken something."""
         return len(self._taken)
 
-    def take(self, asker: Asker, number: int) -> None:
+    def take(self, client: StreamClient, number: int) -> None:
         """Count `number` as taken, until it is given back.
 
         Raises:
             Refusal: there is not so much left, for this peer, for its address or in all.
         """
         for limit, taken, whom in (
-            (self.per_peer, self._taken[asker.peer], "for one peer"),
-            (self._limit_at(asker.address), self._taken_at[asker.address], _in_words(asker.address)),
+            (self.per_peer, self._taken[client.peer], "for one peer"),
+            (self._limit_at(client.address), self._taken_at[client.address], _in_words(client.address)),
             (self.in_all, self.taken, "for all together"),
         ):
             if taken + number > limit:
-                self._forget_idle(asker)
+                self._forget_idle(client)
                 raise Refusal(self.code, f"{number} more {self.what} would be above {limit} {whom}.")
-        self._count(asker, number)
+        self._count(client, number)
 
-    def give_back(self, asker: Asker, number: int) -> None:
+    def give_back(self, client: StreamClient, number: int) -> None:
         """Count what a peer has taken as free again."""
-        self._count(asker, -number)
-        self._forget_idle(asker)
+        self._count(client, -number)
+        self._forget_idle(client)
 
     @contextmanager
-    def taken_during(self, asker: Asker, number: int) -> Iterator[None]:
+    def taken_during(self, client: StreamClient, number: int) -> Iterator[None]:
         """Take `number` for the duration of a block; raises as `take`."""
-        self.take(asker, number)
+        self.take(client, number)
         try:
             yield
         finally:
-            self.give_back(asker, number)
+            self.give_back(client, number)
 
     def _limit_at(self, address: str) -> int:
         return self.of_the_relayed if address == UNKNOWN else self.per_address
 
-    def _count(self, asker: Asker, number: int) -> None:
-        self._taken[asker.peer] += number
-        self._taken_at[asker.address] += number
+    def _count(self, client: StreamClient, number: int) -> None:
+        self._taken[client.peer] += number
+        self._taken_at[client.address] += number
         self.taken += number
 
-    def _forget_idle(self, asker: Asker) -> None:
-        if not self._taken[asker.peer]:
-            del self._taken[asker.peer]
-        if not self._taken_at[asker.address]:
-            del self._taken_at[asker.address]
+    def _forget_idle(self, client: StreamClient) -> None:
+        if not self._taken[client.peer]:
+            del self._taken[client.peer]
+        if not self._taken_at[client.address]:
+            del self._taken_at[client.address]
 
 
 def _in_words(address: str) -> str:

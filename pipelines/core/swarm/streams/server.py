@@ -10,12 +10,12 @@ from typing import Any, Protocol
 from hivemind.p2p import P2P
 from hivemind.p2p.p2p_daemon_bindings.datastructures import StreamInfo
 
-from pipelines.core.swarm.streams.askers import asker_of
 from pipelines.core.swarm.streams.conversation import Conversation
 from pipelines.core.swarm.streams.frames import Frame, Kind
 from pipelines.core.swarm.streams.introductions import Introductions
 from pipelines.core.swarm.streams.quotas import Quota
 from pipelines.core.swarm.streams.refusals import PeerGoneError, Refusal
+from pipelines.core.swarm.streams.stream_clients import stream_client_of
 from pipelines.core.swarm.upload_limit import UploadLimit
 
 logger = logging.getLogger(__name__)
@@ -108,12 +108,12 @@ class StreamServer:
     async def _answer(
         self, service: Service, info: StreamInfo, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        peer, asker = info.peer_id, asker_of(info.peer_id, str(info.addr))
+        peer, client = info.peer_id, stream_client_of(info.peer_id, str(info.addr))
         conversation = Conversation(
             peer,
             reader,
             writer,
-            asker=asker,
+            client=client,
             most_tensor_bytes=service.most_tensor_bytes,
             quota=self.messages,
             upload_limit=self._upload_limit,
@@ -123,7 +123,7 @@ class StreamServer:
             try:
                 if self._is_leaving:
                     raise Refusal("leaving", "This server takes no new conversations.")
-                with self.places.taken_during(asker, 1):
+                with self.places.taken_during(client, 1):
                     await self._introductions.answer(conversation, service.about())
                     await _serve_while_open(service, conversation)
                 last = Frame(kind=Kind.END)

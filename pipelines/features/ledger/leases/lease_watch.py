@@ -8,7 +8,7 @@ from typing import Self
 
 from pipelines.core.state.anchors import AnchorKeys
 from pipelines.core.swarm.records import SwarmRecords
-from pipelines.features.ledger.leases.lease_book import LeaseBook
+from pipelines.features.ledger.leases.lease_tracker import LeaseTracker
 from pipelines.features.ledger.records import GRADIENTS, LEASES, TRAINED
 from pipelines.features.ledger.statements import gradients_record, lease_in, lease_key, trained_record, valid_leases
 
@@ -27,9 +27,9 @@ class LeaseWatch:
     """A thread that goes between a peer's book and the swarm's records; a context manager."""
 
     def __init__(
-        self, book: LeaseBook, records: SwarmRecords, swarm_id: str, name: str, anchor_keys: AnchorKeys
+        self, tracker: LeaseTracker, records: SwarmRecords, swarm_id: str, name: str, anchor_keys: AnchorKeys
     ) -> None:
-        self._book, self._records, self._swarm_id, self._name = book, records, swarm_id, name
+        self._tracker, self._records, self._swarm_id, self._name = tracker, records, swarm_id, name
         self._keys, self._over = anchor_keys, threading.Event()
         self._reported: object = {}
         self._reported_at = float("-inf")
@@ -60,7 +60,7 @@ class LeaseWatch:
         while not self._over.is_set():
             try:
                 self._report()
-                if time.monotonic() > looked_at + SECONDS_BETWEEN_LOOKS or self._book.num_free == 0:
+                if time.monotonic() > looked_at + SECONDS_BETWEEN_LOOKS or self._tracker.num_free == 0:
                     self._renew()
                     looked_at = time.monotonic()
             except Exception as error:  # the peer trains on without a lease
@@ -81,12 +81,12 @@ class LeaseWatch:
                 self._heard_time = fresh[0].time
                 found = lease_in(fresh[0], self._name)
                 if found is not None or self._is_named:
-                    self._book.renew(*(found or ([], -1)))
+                    self._tracker.renew(*(found or ([], -1)))
                 self._is_named = found is not None
 
     def _report(self) -> None:
-        report, now = self._book.report(), time.monotonic()
+        report, now = self._tracker.report(), time.monotonic()
         if self._seen_since is not None and (report != self._reported or now > self._reported_at + REPORT_SECONDS / 3):
-            self._records.publish(GRADIENTS, gradients_record(self._book.gradients()), REPORT_SECONDS)
+            self._records.publish(GRADIENTS, gradients_record(self._tracker.gradients()), REPORT_SECONDS)
             self._records.publish(TRAINED, trained_record(report), REPORT_SECONDS)
             self._reported, self._reported_at = report, now

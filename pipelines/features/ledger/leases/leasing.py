@@ -10,7 +10,7 @@ from pipelines.core.run.task import TrainingTask
 from pipelines.core.state.anchors import AnchorKeys
 from pipelines.core.swarm.records import SwarmRecords
 from pipelines.features.ledger.gradient_sketch import GradientSketcher
-from pipelines.features.ledger.leases.lease_book import LeaseBook
+from pipelines.features.ledger.leases.lease_tracker import LeaseTracker
 from pipelines.features.ledger.leases.lease_watch import LeaseWatch
 
 LEAST_PATIENCE_SECONDS = 20.0
@@ -28,14 +28,14 @@ def open_lease(task: TrainingTask, seed: int, anchor_keys: AnchorKeys) -> DataLe
     patience = max(LEAST_PATIENCE_SECONDS, 2 * task.run.progress_expiration_seconds)
     # With local steps every peer has parameters of its own, which nobody else knows.
     sketcher = GradientSketcher(task.run.run_id) if task.run.local_steps == 1 else None
-    book = LeaseBook(order, time.monotonic, patience, waits_first=bool(anchor_keys()), sketcher=sketcher)
-    watch = partial(_watched, book, task.run.swarm_id, anchor_keys)
-    return DataLease(spans=book, listener=book, close=book.close, watch=watch)
+    tracker = LeaseTracker(order, time.monotonic, patience, waits_first=bool(anchor_keys()), sketcher=sketcher)
+    watch = partial(_watched, tracker, task.run.swarm_id, anchor_keys)
+    return DataLease(spans=tracker, listener=tracker, close=tracker.close, watch=watch)
 
 
 @contextlib.contextmanager
 def _watched(
-    book: LeaseBook, swarm_id: str, anchor_keys: AnchorKeys, records: SwarmRecords, name: str
+    tracker: LeaseTracker, swarm_id: str, anchor_keys: AnchorKeys, records: SwarmRecords, name: str
 ) -> Iterator[Callable[[], None]]:
-    with LeaseWatch(book, records, swarm_id, name, anchor_keys) as watch:
+    with LeaseWatch(tracker, records, swarm_id, name, anchor_keys) as watch:
         yield watch.begin

@@ -22,8 +22,8 @@ from pipelines.features.publishing.auxiliary.publishing.commit_budget import Com
 from pipelines.features.publishing.auxiliary.publishing.hub_publisher import HubPublisher
 from pipelines.features.publishing.auxiliary.publishing.publication_spool import PublicationSpool
 from pipelines.features.publishing.auxiliary.snapshot_tasks import SnapshotTask, SnapshotWorker
-from pipelines.features.publishing.metrics.reel import ProgressReel
 from pipelines.features.publishing.metrics.run_metrics import RunMetrics
+from pipelines.features.publishing.metrics.sample_gallery import SampleGallery
 from pipelines.features.publishing.metrics.trackers import Trackers
 from pipelines.features.publishing.publishable_task import PublishableTask
 from pipelines.features.publishing.repository.organiser import needed_organiser, organiser_here
@@ -104,11 +104,11 @@ def snapshot_tasks(
     evaluated = max((row["epoch"] for row in metrics.evaluations()), default=0)
     tasks = {SnapshotTask(name="Evaluation", interval=run.evaluation_interval_epochs, work=evaluation): evaluated}
     if run.reel_prompts:
-        reel = ProgressReel(run, reel_folder, task.draw)
+        gallery = SampleGallery(run, reel_folder, task.draw)
 
         def draw(epoch: int, model: torch.nn.Module) -> None:
-            reel.add(epoch, model, time.time())
+            gallery.add(epoch, model, time.time())
 
         drawing = SnapshotTask(name="Drawing the progress reel", interval=run.reel_interval_epochs, work=draw)
-        tasks[drawing] = reel.newest_epoch()
+        tasks[drawing] = gallery.newest_epoch()
     return tasks

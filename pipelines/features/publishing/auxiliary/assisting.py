@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from pipelines.core.epoch.hivemind_options import reply_seconds
-from pipelines.core.peer.entering import Hear, admitted, hear_nothing
+from pipelines.core.peer.entering import EventHandler, admitted, ignore_events
 from pipelines.core.peer.pausing import stop_on_signals
 from pipelines.core.peer.training_peer import RunFinishedError, finished_message
 from pipelines.core.swarm.forks import set_aside_what_exists
@@ -41,12 +41,12 @@ def assist_run(
     *,
     options: AuxiliaryOptions,
     network: NetworkOptions = NetworkOptions(),
-    hear: Hear = hear_nothing,
+    on_event: EventHandler = ignore_events,
     takes_signals: bool = False,
 ) -> Iterator[Assistance]:
     """Start a run's auxiliary peer: it keeps and serves the newest state, and newcomers find the swarm through it.
 
-    Call it in the main thread of a process that has no other threads: hivemind forks. `hear` is told `asking`,
+    Call it in the main thread of a process that has no other threads: hivemind forks. `on_event` is told `asking`,
     `starting anew` where no entry address answers, `assisting`, and `unlisted` with the key while that may not publish.
 
     Raises:
@@ -63,7 +63,7 @@ def assist_run(
     task = open_task(run, str(snapshot.download_signed()))
     task.check()  # and reads the processor, which checkpoints need even while the Hub is down
     with contextlib.ExitStack() as stack:
-        hear("asking", run=run)
+        on_event("asking", run=run)
         network, admission = stack.enter_context(admitted(run, repository, network))
         how = dict(admission=admission, reply_seconds=reply_seconds(run))
         set_aside_what_exists()
@@ -72,7 +72,7 @@ def assist_run(
         except SwarmUnreachableError:
             if not run.entry_addresses:
                 raise
-            hear("starting anew")
+            on_event("starting anew")
             dht = stack.enter_context(open_dht(repository, (), network, **how))
         tell_strangers(dht, run, admission)
         peer, trackers = stack.enter_context(
@@ -82,7 +82,9 @@ def assist_run(
         admission.on_refusal(stop.set)
         peer.optimizer.state_transfer.reached_epoch = signed_epoch(snapshot)
         epoch = peer.restore(newest_checkpoint(snapshot, task))
-        hear("assisting", run=run, epoch=epoch, addresses=peer.announce())
+        on_event("assisting", run=run, epoch=epoch, addresses=peer.announce())
         if not peer.publisher.is_listed:
-            hear("unlisted", key=peer.publisher.key.public, entry=peer.publisher.keys.find(peer.publisher.key.public))
+            on_event(
+                "unlisted", key=peer.publisher.key.public, entry=peer.publisher.keys.find(peer.publisher.key.public)
+            )
         yield Assistance(peer=peer, trackers=trackers, stop=stop)

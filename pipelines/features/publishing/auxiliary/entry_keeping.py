@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pipelines.core.admission.client import PeerAdmission
 from pipelines.core.admission.dht_gate import SwarmDHT
 from pipelines.core.epoch.hivemind_options import reply_seconds
-from pipelines.core.peer.entering import Hear, admitted, hear_nothing
+from pipelines.core.peer.entering import EventHandler, admitted, ignore_events
 from pipelines.core.peer.pausing import stop_on_signals
 from pipelines.core.peer.repeating import repeated
 from pipelines.core.run.training_run import TrainingRun
@@ -51,12 +51,12 @@ def kept_entry(
     *,
     key: PublisherKey,
     network: NetworkOptions = NetworkOptions(),
-    hear: Hear = hear_nothing,
+    on_event: EventHandler = ignore_events,
     takes_signals: bool = False,
 ) -> Iterator[Entry]:
     """Be an entry of a run's swarm, announced in its repository with the signature of `key`, for the block's duration.
 
-    Call it in the main thread of a process that has no other threads: hivemind forks. `hear` is told `asking`, and
+    Call it in the main thread of a process that has no other threads: hivemind forks. `on_event` is told `asking`, and
     `starting anew` where no other entry answers.
 
     Raises:
@@ -65,7 +65,7 @@ def kept_entry(
     """
     run = entered_run(snapshot := RunSnapshot.read(repository))
     with contextlib.ExitStack() as stack:
-        hear("asking", run=run)
+        on_event("asking", run=run)
         network, admission = stack.enter_context(admitted(run, repository, network))
         how = dict(admission=admission, reply_seconds=reply_seconds(run))
         set_aside_what_exists()
@@ -75,7 +75,7 @@ def kept_entry(
         except SwarmUnreachableError:
             if not others:
                 raise
-            hear("starting anew")
+            on_event("starting anew")
             others = ()
             dht = stack.enter_context(open_dht(repository, (), network, **how))
         tell_strangers(dht, run, admission)

@@ -16,7 +16,7 @@ MOST_PROMPTS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
-class CardParts:
+class CardContext:
     """What a task adds to the card of its checkpoints; all Markdown."""
 
     summary: str
@@ -37,7 +37,7 @@ class CardParts:
     tags: Sequence[str] = ()
 
 
-def run_card(run: TrainingRun, facts: CheckpointFacts, parts: CardParts) -> str:
+def run_card(run: TrainingRun, facts: CheckpointFacts, parts: CardContext) -> str:
     """Return the text of the repository's README.md."""
     own = dict(
         library_name="transformers",
@@ -74,7 +74,7 @@ def _pictures(facts: CheckpointFacts) -> str:
     )
 
 
-def _figures(run: TrainingRun, facts: CheckpointFacts, parts: CardParts) -> str:
+def _figures(run: TrainingRun, facts: CheckpointFacts, parts: CardContext) -> str:
     rows = [
         ("epoch", f"{facts.epoch} of {run.num_epochs}"),
         ("training loss", "not known yet" if facts.loss is None else f"{facts.loss:.4f}"),
@@ -103,7 +103,7 @@ def _link(source: Source) -> str:
     return f"[{plain(source.repository)}]({quote(place)})"
 
 
-def _older_epochs(run: TrainingRun, facts: CheckpointFacts, parts: CardParts) -> str:
+def _older_epochs(run: TrainingRun, facts: CheckpointFacts, parts: CardContext) -> str:
     return (
         f"## Older epochs\n\nEach published epoch has a tag: `{parts.load}`. The optimizer states of the newest "
         f"{run.keep_optimizer_states} checkpoints are kept, so that the run can go back to them: "

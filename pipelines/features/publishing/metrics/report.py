@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hub_tools.printing.marked_up import code, markdown_table, plain
-from pipelines.features.publishing.metrics.course import RunRecord
 from pipelines.features.publishing.metrics.credit.contributors import contributor_table
 from pipelines.features.publishing.metrics.evaluation.figure_table import evaluation_section
 from pipelines.features.publishing.metrics.evaluation.held_out_losses import held_out_loss, perplexity
+from pipelines.features.publishing.metrics.run_archive import RunArchive
 
 NUM_COURSE_ROWS = 20
 NUM_CHECKPOINT_ROWS = 20
@@ -23,7 +23,7 @@ NO_HISTORY = (
 )
 
 
-def report_markdown(record: RunRecord, *, loss_curve: str | None, now: float) -> str:
+def report_markdown(record: RunArchive, *, loss_curve: str | None, now: float) -> str:
     """Return the report; `loss_curve` is the name of the picture next to it, `now` is in seconds since 1970."""
     sections = [
         _summary(record, now),
@@ -58,7 +58,7 @@ def peer_hours(history: Sequence[Mapping[str, Any]], longest_gap_seconds: float)
     return seconds / 3600
 
 
-def _summary(record: RunRecord, now: float) -> str:
+def _summary(record: RunArchive, now: float) -> str:
     run, history = record.run, record.history
     reached = max([point["epoch"] for point in history] + [record.epoch or 0])
     rows = [
@@ -85,7 +85,7 @@ def _summary(record: RunRecord, now: float) -> str:
     return f"{title}\n\n{markdown_table(('', ''), rows)}"
 
 
-def _course(record: RunRecord, loss_curve: str | None) -> str:
+def _course(record: RunArchive, loss_curve: str | None) -> str:
     if not record.history:
         return f"## Progress\n\n{NO_HISTORY}"
     step = max(1, math.ceil(len(record.history) / NUM_COURSE_ROWS))
@@ -111,7 +111,7 @@ def _course(record: RunRecord, loss_curve: str | None) -> str:
     return f"## Progress\n\n{picture}{markdown_table(heads, rows)}\n\n{note}"
 
 
-def _contributors(record: RunRecord) -> str:
+def _contributors(record: RunArchive) -> str:
     if not record.contributors:
         gap = 10 * record.run.averaging_timeout_seconds
         known = (
@@ -121,7 +121,7 @@ def _contributors(record: RunRecord) -> str:
     return f"## Contributors\n\n{contributor_table(record.contributors, record.run.unit)}"
 
 
-def _data(record: RunRecord) -> str:
+def _data(record: RunArchive) -> str:
     run = record.run
     size = "no longer known" if record.dataset_bytes is None else _bytes(record.dataset_bytes)
     rows = [("dataset", plain(run.dataset_repository)), ("revision", code(run.dataset_revision)), ("shards", size)]
@@ -132,7 +132,7 @@ def _data(record: RunRecord) -> str:
     return f"## Data\n\n{markdown_table(('', ''), rows)}"
 
 
-def _costs(record: RunRecord) -> str:
+def _costs(record: RunArchive) -> str:
     rows = [("commits on the Hub", str(record.num_commits))]
     if record.checkpoint_bytes is not None:
         rows.append(("newest checkpoint", _bytes(record.checkpoint_bytes)))
@@ -147,7 +147,7 @@ def _costs(record: RunRecord) -> str:
     return f"## Costs in bytes\n\n{markdown_table(('', ''), rows)}"
 
 
-def _checkpoints(record: RunRecord) -> str:
+def _checkpoints(record: RunArchive) -> str:
     if not record.checkpoints:
         return "## Checkpoints\n\nNone was published."
     shown = record.checkpoints[-NUM_CHECKPOINT_ROWS:]
@@ -157,7 +157,7 @@ def _checkpoints(record: RunRecord) -> str:
     return f"## Checkpoints\n\n{before}\n\n{markdown_table(('epoch', 'time', 'commit'), rows)}"
 
 
-def _shared_settings(record: RunRecord) -> dict[str, Any]:
+def _shared_settings(record: RunArchive) -> dict[str, Any]:
     values = dataclasses.asdict(record.run)
     del values["model_config"]
     return values

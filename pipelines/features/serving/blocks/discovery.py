@@ -9,7 +9,7 @@ MOST_LAYERS = 4096
 
 
 def served_spans(records: Mapping[bytes, ServerRecord], *, names_users: bool = False) -> list[ServedSpan]:
-    """Return the spans in servers' records; what cannot be a span is left out. `names_users`: see `AskingPlace`."""
+    """Return the spans in servers' records, but for invalid ones. `names_users`: see `ClientConnection`."""
     return [
         ServedSpan(
             peer=record.peer_id,

@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from pipelines.core.peer.entering import Hear
+from pipelines.core.peer.entering import EventHandler
 from pipelines.core.peer.pausing import PauseSwitch
-from pipelines.core.swarm.streams.askers import Asker
 from pipelines.core.swarm.streams.quotas import Quota
 from pipelines.core.swarm.streams.server import Service
+from pipelines.core.swarm.streams.stream_clients import StreamClient
 from pipelines.features.publishing.repository.snapshot import RunSnapshot
 from pipelines.features.servers.server_record import SERVERS
 from pipelines.features.serving.blocks.codecs import FLOAT32, encode
@@ -25,7 +25,7 @@ from pipelines.features.serving.blocks.service import BlocksService
 from pipelines.features.serving.blocks.sessions import BlockServer, BlockSession
 from pipelines.features.serving.blocks.spans import LayerSpan, check_layers, load_span, stack_shape, tensor_prefixes
 from pipelines.features.serving.blocks.weights import PublishedModel, find_model
-from pipelines.features.serving.entering import PlaceInSwarm
+from pipelines.features.serving.entering import SwarmConnection
 from pipelines.features.serving.memory import free_memory, memory_for_others
 from pipelines.features.serving.offer import Offer, ServingOptions
 
@@ -80,17 +80,17 @@ class LayersOffer(Offer):
         self._num_layers = stack_shape(self._now.model.config).num_layers
         self._memory = Quota("bytes of caches", per_peer=0, in_all=0)
 
-    def choose(self, place: PlaceInSwarm, hear: Hear) -> Mapping[str, Any]:
+    def choose(self, place: SwarmConnection, on_event: EventHandler) -> Mapping[str, Any]:
         self._place, self._peer = place, place.dht.peer_id.to_base58()
         self._watch = MoveWatch(self._peer)
         if self._options.layers() is None:
-            hear("choosing")
+            on_event("choosing")
             length = layers_that_fit(self._now.model, self._room_for_weights())
             layers = choose_span(self._served(by_others=True), self._num_layers, length, ASSUMED_RATE)
             self._now = replace(self._now, layers=layers)
         return self.record()
 
-    def open(self, stack: ExitStack, _hear: Hear, _switch: PauseSwitch) -> list[Service]:
+    def open(self, stack: ExitStack, _on_event: EventHandler, _switch: PauseSwitch) -> list[Service]:
         """See `Offer.open`: nothing is paused, because clients would lose their caches."""
         model = self._now.model
         size = self._for_others(model.num_bytes(tensor_prefixes(model.config, self._now.layers)))
@@ -191,7 +191,7 @@ def measured_rate(server: BlockServer) -> float:
     """Return through how many layers a place of one sample goes in a second, measured for a short time."""
     span = server.span
     unlimited = Quota("bytes of caches", per_peer=2**62, in_all=2**62)
-    session = BlockSession(replace(server, memory=unlimited), Asker("this machine"))
+    session = BlockSession(replace(server, memory=unlimited), StreamClient("this machine"))
     where = dict(start=span.layers.start, end=span.layers.stop, revision=server.revision, codec=FLOAT32)
     opening = span.opening_of_one()
     for body in opening:

@@ -43,8 +43,8 @@ class BlocksService(Service):
         return self._server.about()
 
     async def serve(self, conversation: Conversation) -> None:
-        asker, num_replaced = conversation.asker, self._num_replaced
-        session = BlockSession(self._server, asker)
+        client, num_replaced = conversation.client, self._num_replaced
+        session = BlockSession(self._server, client)
         try:
             while True:
                 try:
@@ -56,12 +56,12 @@ class BlocksService(Service):
                 if self._num_replaced - num_replaced > MOST_REPLACED:
                     raise Refusal("revision", "This session's layers have been replaced twice since it began.")
                 answer = functools.partial(session.answer, message.body, message.tensors)
-                body, tensors = await asyncio.wrap_future(self._thread.submit(asker.address, answer))
+                body, tensors = await asyncio.wrap_future(self._thread.submit(client.address, answer))
                 await conversation.send(body, tensors)
         finally:
             # In the thread, behind what it may be computing of this session: memory is counted there alone. Of a client
             # that has gone, what waits is not computed.
-            self._thread.submit(asker.address, session.close)
+            self._thread.submit(client.address, session.close)
 
     def close(self) -> None:
         """Stop computing."""

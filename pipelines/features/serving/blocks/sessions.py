@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipelines.core.swarm.streams.askers import Asker
 from pipelines.core.swarm.streams.quotas import Quota
 from pipelines.core.swarm.streams.refusals import Refusal
+from pipelines.core.swarm.streams.stream_clients import StreamClient
 from pipelines.features.serving.blocks.causal_span import MOST_POSITIONS, CausalSession
 from pipelines.features.serving.blocks.codecs import CODECS, WrongStatesError, check_codec, decode, encode
 from pipelines.features.serving.blocks.spans import InvalidRequestError, LayerSpan, Padding, SpanSession, whole_number
@@ -46,8 +46,8 @@ class BlockServer:
 class BlockSession:
     """One stream's state: all that it holds is given back by `close`. For use by one thread at a time."""
 
-    def __init__(self, server: BlockServer, asker: Asker) -> None:
-        self._server, self._asker = server, asker
+    def __init__(self, server: BlockServer, client: StreamClient) -> None:
+        self._server, self._client = server, client
         self._session: SpanSession | None = None
         self._taken = 0
         self._codec, self._padding = "", Padding()
@@ -80,7 +80,7 @@ class BlockSession:
     def close(self) -> None:
         """Forget the session, and give back its memory."""
         self._session = None
-        self._server.memory.give_back(self._asker, self._taken)
+        self._server.memory.give_back(self._client, self._taken)
         self._taken = 0
 
     def _open(self, body: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Answer:
@@ -106,13 +106,13 @@ class BlockSession:
         session = self._opened()
         states = self._states(session, body, tensors)
         places = _integers(tensors, "places", (states.shape[1], states.shape[2]))
-        with self._server.memory.taken_during(self._asker, session.step_bytes(states.shape[2])):
+        with self._server.memory.taken_during(self._client, session.step_bytes(states.shape[2])):
             return self._encoded(session.step(states, places, self._padding))
 
     def _replay(self, body: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Answer:
         session = self._opened()
         states = self._states(session, body, tensors)
-        with self._server.memory.taken_during(self._asker, session.replay_bytes(states.shape[2])):
+        with self._server.memory.taken_during(self._client, session.replay_bytes(states.shape[2])):
             answer = session.replay(states, _integers(tensors, "num_read", (states.shape[1],)), self._padding)
         return self._encoded(answer) if body.get("answer") is True else ({}, {})
 
@@ -157,7 +157,7 @@ class BlockSession:
         needed = self._part.check_sequence(samples, positions)
         prompts = self._prompts(tensors)
         padding = _padding(tensors, samples, positions, positions)
-        with self._server.memory.taken_during(self._asker, needed):
+        with self._server.memory.taken_during(self._client, needed):
             states = decode(tensors, self._codec, self._part.shape.states(samples, positions))
             yield states, padding, prompts
 
@@ -208,9 +208,9 @@ class BlockSession:
     def _take(self, total: int) -> None:
         """Hold `total` bytes from now on, which may be more or less than before."""
         if total > self._taken:
-            self._server.memory.take(self._asker, total - self._taken)
+            self._server.memory.take(self._client, total - self._taken)
         else:
-            self._server.memory.give_back(self._asker, self._taken - total)
+            self._server.memory.give_back(self._client, self._taken - total)
         self._taken = total
 
     def _encoded(self, states: Tensor) -> Answer:

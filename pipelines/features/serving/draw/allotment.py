@@ -43,7 +43,7 @@ class AllottedPart:
 
 @dataclass(eq=False)
 class Allotment:
-    """The candidates of one wish: which wait, which are being drawn, which are there."""
+    """The candidates of one sampling request: which wait, which are being drawn, which are there."""
 
     candidates: Collection[int]
     rates: dict[str, float] = field(default_factory=dict)

@@ -15,10 +15,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from pipelines.features.servers.complaints import ServerComplaint
-from pipelines.features.serving.avoided import AvoidedServers, avoided_words
 from pipelines.features.serving.draw.evidence import drawn_here, excesses
-from pipelines.features.serving.draw.media.choice import medium_of
-from pipelines.features.serving.draw.requests import Wish
+from pipelines.features.serving.draw.modalities.choice import modality_of
+from pipelines.features.serving.draw.requests import SamplingRequest
+from pipelines.features.serving.server_blocklist import ServerBlocklist, blocklist_words
 
 POOL = 64
 """Audited candidates of a server that count."""
@@ -44,14 +44,14 @@ LARGEST_ROUNDING = 1e-5
 
 
 @dataclass(frozen=True, kw_only=True)
-class Honesty:
+class Calibration:
     """What honest servers of one precision reach with one model."""
 
     mean: float
     largest: float
 
     @classmethod
-    def of(cls, measured: Sequence[float]) -> "Honesty":
+    def of(cls, measured: Sequence[float]) -> "Calibration":
         """Return what these honest excesses say; at least rounding in float32, which is all of it for float32."""
         values = [ROUNDING, *measured]
         return cls(mean=max(ROUNDING, sum(values) / len(values)), largest=max(LARGEST_ROUNDING, *values))
@@ -62,7 +62,7 @@ class Honesty:
         return sum(measured) / number, FACTOR * self.mean + SINGLE_FACTOR * self.largest / number
 
 
-EXACT = Honesty.of(())
+EXACT = Calibration.of(())
 """Of float32."""
 
 
@@ -82,7 +82,7 @@ class Complaint:
         return (
             f"{claim.server} did not draw what was asked for: its last {claim.num_audited} audited candidates are off "
             f"by {claim.mean_excess:.1e} on average, and an honest server's by at most {claim.limit:.1e}. Its "
-            f"candidates are drawn again elsewhere, and {avoided_words(self.until, self.user)}."
+            f"candidates are drawn again elsewhere, and {blocklist_words(self.until, self.user)}."
         )
 
 
@@ -93,52 +93,55 @@ class DrawingAudits:
         self,
         model: PreTrainedModel,
         precision: str = "float32",
-        avoided: AvoidedServers | None = None,
+        blocklist: ServerBlocklist | None = None,
         *,
         share: float = SHARE_AUDITED,
         secret: int | None = None,
     ) -> None:
-        """`avoided` is what is known already, and learns more; `secret` is for tests."""
-        self._model, self._precision, self.avoided = model, precision, avoided or AvoidedServers()
-        self._honesty = EXACT if precision == "float32" else None
+        """`blocklist` is what is known already, and learns more; `secret` is for tests."""
+        self._model, self._precision, self.blocklist = model, precision, blocklist or ServerBlocklist()
+        self._calibration = EXACT if precision == "float32" else None
         self._pools: dict[str, deque[float]] = {}
         self._share, self._random = share, random.Random(secret)
 
-    def learn_honesty(self, wish: Wish) -> None:
+    def learn_calibration(self, sampling: SamplingRequest) -> None:
         """Measure what honest servers of this precision are off by; for float32 it is known."""
-        if self._honesty is None:
+        if self._calibration is None:
             rounded, some = copy.deepcopy(self._model), range(NUM_FOR_HONESTY)
-            medium_of(rounded.config).rounded(rounded, self._precision)
-            codes = drawn_here(self._model, wish, some)
-            self._honesty = Honesty.of(excesses(self._model, wish, some, codes, rounded=rounded).tolist())
+            modality_of(rounded.config).rounded(rounded, self._precision)
+            codes = drawn_here(self._model, sampling, some)
+            self._calibration = Calibration.of(excesses(self._model, sampling, some, codes, rounded=rounded).tolist())
 
     def pick(self, candidates: Collection[int], num_before: int) -> list[int]:
         """Return which of a server's candidates are audited, when so many of it have been in this drawing.
 
-        A server cannot know which: the choice is the asker's own.
+        A server cannot know which: the choice is the client's own.
         """
         wanted = max(LEAST_AUDITED - num_before, sum(self._random.random() < self._share for _ in candidates))
         return sorted(self._random.sample(sorted(candidates), min(wanted, len(candidates))))
 
-    def compute_again(self, wish: Wish, candidates: Sequence[int], codes: Tensor) -> dict[int, float]:
+    def compute_again(self, sampling: SamplingRequest, candidates: Sequence[int], codes: Tensor) -> dict[int, float]:
         """Return the excesses of candidates, by their numbers and codes, (candidate, place); takes long."""
-        return dict(zip(candidates, excesses(self._model, wish, candidates, codes).tolist(), strict=True))
+        return dict(zip(candidates, excesses(self._model, sampling, candidates, codes).tolist(), strict=True))
 
-    def judge(self, wish: Wish, server: str, measured: Mapping[int, float], user: str = "") -> Complaint | None:
+    def judge(
+        self, sampling: SamplingRequest, server: str, measured: Mapping[int, float], user: str = ""
+    ) -> Complaint | None:
         """Take the excesses of some of a server's candidates; return the complaint if it is avoided for them.
 
-        `user` is as in `AvoidedServers.avoid`.
+        `user` is as in `ServerBlocklist.avoid`.
         """
-        assert self._honesty is not None, "it is learnt first"
+        assert self._calibration is not None, "it is learnt first"
         pool = self._pools.setdefault(server, deque(maxlen=POOL))
         pool.extend(measured.values())
-        mean, limit = self._honesty.judge(pool)
+        mean, limit = self._calibration.judge(pool)
         if not mean > limit:  # also where it is no number: then the auditor's own model is damaged
             return None
         worst = max(measured, key=measured.__getitem__)
         claim = ServerComplaint(
-            server=server, revision=wish.revision, precision=self._precision, num_audited=len(pool), mean_excess=mean,
-            limit=limit, seed=wish.seed, prompt=wish.prompt, candidate=worst, excess=measured[worst],
+            server=server, revision=sampling.revision, precision=self._precision, num_audited=len(pool),
+            mean_excess=mean, limit=limit, seed=sampling.seed, prompt=sampling.prompt, candidate=worst,
+            excess=measured[worst],
         )  # fmt: skip
         pool.clear()  # so that it can prove itself afterwards
-        return Complaint(claim=claim, user=user, until=self.avoided.avoid(server, user))
+        return Complaint(claim=claim, user=user, until=self.blocklist.avoid(server, user))

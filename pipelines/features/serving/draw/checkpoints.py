@@ -11,8 +11,8 @@ from pathlib import Path
 from hub_tools.run_files import WEIGHTS_FILE
 from pipelines.core.swarm.streams.refusals import Refusal
 from pipelines.features.publishing.repository.manifest import digest_file
-from pipelines.features.serving.draw.media.medium import Medium, Parts
-from pipelines.features.serving.draw.requests import Wish, tokenizer_name
+from pipelines.features.serving.draw.modalities.modality import Modality, Parts
+from pipelines.features.serving.draw.requests import SamplingRequest, tokenizer_name
 
 logger = logging.getLogger(__name__)
 
@@ -32,9 +32,9 @@ class ServedCheckpoint:
     tokenizer: str
 
 
-def load_served(folder: Path, name: str, medium: Medium, *, precision: str, device: str) -> ServedCheckpoint:
-    """Load a checkpoint from its folder; raises as `Medium.load`."""
-    parts = medium.load(folder, precision=precision, device=device)
+def load_served(folder: Path, name: str, modality: Modality, *, precision: str, device: str) -> ServedCheckpoint:
+    """Load a checkpoint from its folder; raises as `Modality.load`."""
+    parts = modality.load(folder, precision=precision, device=device)
     revision = digest_file(folder / WEIGHTS_FILE).sha256
     logger.debug("Loaded epoch %s of %s in %s.", parts.epoch, name, precision)
     tokenizer = tokenizer_name(parts.processor, parts.model.config)
@@ -85,20 +85,20 @@ class ServedCheckpoints:
                 self._users = [other for other in self._users if other is not used]
             self.drop_unused()
 
-    def find(self, wish: Wish) -> ServedCheckpoint:
-        """Return the checkpoint that a wish names; raises `Refusal` if it is another than what is served."""
+    def find(self, sampling: SamplingRequest) -> ServedCheckpoint:
+        """Return the checkpoint that a sampling request names; raises `Refusal` if another one is served."""
         for held in self._held:
-            if held.revision == wish.revision:
+            if held.revision == sampling.revision:
                 break
         else:
             raise Refusal(
                 "revision",
                 f"This server has epoch {self.current.epoch} ({self.current.revision[:12]}), not "
-                f"{wish.revision[:12]}. Ask for the newest checkpoint, or another server.",
+                f"{sampling.revision[:12]}. Ask for the newest checkpoint, or another server.",
             )
-        if wish.precision != self.precision:
-            raise Refusal("revision", f"This server computes in {self.precision}, not in {wish.precision[:20]}.")
-        if wish.tokenizer != held.tokenizer:
+        if sampling.precision != self.precision:
+            raise Refusal("revision", f"This server computes in {self.precision}, not in {sampling.precision[:20]}.")
+        if sampling.tokenizer != held.tokenizer:
             raise Refusal(
                 "invalid",
                 "The text ids are of another tokenizer than the run's, so something else would be drawn. Take the "

@@ -15,11 +15,11 @@ from transformers import PretrainedConfig
 from hub_tools.counted import counted
 from pipelines.core.swarm.streams.conversation import Conversation
 from pipelines.core.swarm.streams.refusals import PeerGoneError, Refusal
-from pipelines.features.serving.avoided import AvoidedServers
 from pipelines.features.serving.draw.allotment import Allotment, AllottedPart
 from pipelines.features.serving.draw.audits import Complaint, DrawingAudits
-from pipelines.features.serving.draw.media.choice import medium_of
-from pipelines.features.serving.draw.requests import DrawRequest, Wish
+from pipelines.features.serving.draw.modalities.choice import modality_of
+from pipelines.features.serving.draw.requests import DrawRequest, SamplingRequest
+from pipelines.features.serving.server_blocklist import ServerBlocklist
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ class DrawnCandidate:
 
 @dataclass(frozen=True, kw_only=True)
 class Drawn:
-    """What came of a wish."""
+    """What came of a sampling request."""
 
     candidates: list[DrawnCandidate]
     """In the order of their numbers."""
@@ -103,41 +103,41 @@ class SwarmDrawing:
         open_stream: Callable[[str], Awaitable[Conversation]],
         config: PretrainedConfig,
         *,
-        avoided: AvoidedServers,
+        blocklist: ServerBlocklist,
         audits: DrawingAudits | None = None,
         patience_seconds: float = PATIENCE_SECONDS,
         repository: str = "ORG/RUN",
     ) -> None:
         """`find_servers` may block: it is called in another thread. Without `audits` nothing is checked.
 
-        Nobody who is `avoided` is asked. `repository` is the run's, for messages.
+        Nobody who is `blocklist` is asked. `repository` is the run's, for messages.
         """
         self._find, self._open, self._config = find_servers, open_stream, config
-        self._avoided, self._audits = avoided, audits
+        self._blocklist, self._audits = blocklist, audits
         self._patience, self._repository = patience_seconds, repository
 
     async def draw(
         self,
-        wish: Wish,
+        sampling: SamplingRequest,
         candidates: Collection[int],
         *,
         on_progress: Callable[[int, int], None] = lambda done, total: None,
         on_codes: Callable[[int, Tensor], None] = lambda number, codes: None,
     ) -> Drawn:
-        """Return all candidates of a wish.
+        """Return all candidates of a sampling request.
 
         `on_progress` is told how many codes are there and how many in all; `on_codes` gets a candidate's number and
         what is there of it, (number,) int64, for previews.
 
         Raises:
-            ValueError: no server would take the wish.
+            ValueError: no server would take the sampling request.
             NobodyDrawsError: nobody has drawn for too long.
         """
         try:
-            DrawRequest.from_message(*DrawRequest(wish=wish, candidates=range(1)).message(), self._config)
+            DrawRequest.from_message(*DrawRequest(sampling=sampling, candidates=range(1)).message(), self._config)
         except Refusal as refusal:
             raise ValueError(refusal.text) from refusal
-        drawing = _OneDrawing(self, wish, candidates, on_progress, on_codes)
+        drawing = _OneDrawing(self, sampling, candidates, on_progress, on_codes)
         return await drawing.run()
 
 
@@ -145,13 +145,13 @@ class _OneDrawing:
     def __init__(
         self,
         swarm: SwarmDrawing,
-        wish: Wish,
+        sampling: SamplingRequest,
         candidates: Collection[int],
         on_progress: Callable[[int, int], None],
         on_codes: Callable[[int, Tensor], None],
     ) -> None:
-        self.swarm, self.wish = swarm, wish
-        self.places = wish.num_places(swarm._config)
+        self.swarm, self.sampling = swarm, sampling
+        self.places = sampling.num_places(swarm._config)
         self.allotment = Allotment(sorted(candidates))
         self.drawn: dict[int, DrawnCandidate] = {}
         self.complaints: list[Complaint] = []
@@ -162,7 +162,7 @@ class _OneDrawing:
         self._left_alone: dict[str, float] = {}
         self._num_gone: dict[str, int] = {}
         self._refused: dict[str, str] = {}
-        self._others, self._avoided = 0, ""
+        self._others, self._blocklist = 0, ""
         self._last_news = time.monotonic()
 
     async def run(self) -> Drawn:
@@ -202,20 +202,20 @@ class _OneDrawing:
 
     def _take_in(self, servers: Sequence[DrawingServer]) -> None:
         now = time.monotonic()
-        fitting = [s for s in servers if (s.revision, s.precision) == (self.wish.revision, self.wish.precision)]
+        fitting = [s for s in servers if (s.revision, s.precision) == (self.sampling.revision, self.sampling.precision)]
         self._others = len(servers) - len(fitting)
-        self._avoided = self.swarm._avoided.named((s.peer, s.user) for s in fitting)
+        self._blocklist = self.swarm._blocklist.named((s.peer, s.user) for s in fitting)
         usual = statistics.median(s.codes_per_second for s in fitting) if fitting else 0.0
         for server in fitting:
             is_avoided = now < self._left_alone.get(server.peer, 0) or self._is_found_out(server)
             if server.peer not in self._working and not is_avoided and self.allotment.missing:
-                new_places = self.places - self.wish.num_given
+                new_places = self.places - self.sampling.num_given
                 believed = min(server.codes_per_second, MOST_TIMES_THE_MEDIAN * usual)
                 self.allotment.rates[server.peer] = max(believed / new_places, 1e-3)
                 self._working[server.peer] = asyncio.create_task(self._work_with(server))
 
     def _is_found_out(self, server: DrawingServer) -> bool:
-        return self.swarm._avoided.avoids(server.peer, server.user)
+        return self.swarm._blocklist.avoids(server.peer, server.user)
 
     async def _work_with(self, server: DrawingServer) -> None:
         """Have a server draw one part after the other until nothing is left, or it fails."""
@@ -258,9 +258,9 @@ class _OneDrawing:
 
     async def _drawn_part(self, conversation: Conversation, part: AllottedPart) -> Tensor | None:
         """Return the codes of a part, (candidate, places) int64; None if others had it earlier."""
-        body, tensors = DrawRequest(wish=self.wish, candidates=part.candidates).message()
+        body, tensors = DrawRequest(sampling=self.sampling, candidates=part.candidates).message()
         await conversation.send(body, tensors)
-        given = self.wish.image_prompt
+        given = self.sampling.image_prompt
         number = len(part.candidates)
         codes = torch.empty(number, 0, dtype=torch.int64) if given is None else given.expand(number, -1)
         heard, usual = time.monotonic(), 0.0
@@ -275,7 +275,7 @@ class _OneDrawing:
             codes = torch.cat([codes, self._checked(frame.tensors, number, codes.shape[1])], dim=1)
             usual, heard = 0.5 * usual + 0.5 * (time.monotonic() - heard), time.monotonic()
             self._last_news = heard
-            part.share_done = (codes.shape[1] - self.wish.num_given) / (self.places - self.wish.num_given)
+            part.share_done = (codes.shape[1] - self.sampling.num_given) / (self.places - self.sampling.num_given)
             for candidate, row in zip(part.candidates, codes, strict=True):
                 self._on_codes(candidate, row)
             self._report()
@@ -287,7 +287,7 @@ class _OneDrawing:
             raise Refusal("malformed", "It sent something that is not the codes of these candidates.")
         if not 0 < codes.shape[1] <= self.places - num_known:
             raise Refusal("malformed", "It sent more codes than there are places.")
-        if int(codes.min()) < 0 or int(codes.max()) >= medium_of(self.swarm._config).num_symbols(self.swarm._config):
+        if int(codes.min()) < 0 or int(codes.max()) >= modality_of(self.swarm._config).num_symbols(self.swarm._config):
             raise Refusal("malformed", "It sent codes that do not exist.")
         return codes.long()
 
@@ -311,8 +311,8 @@ class _OneDrawing:
         self, audits: DrawingAudits, server: DrawingServer, numbers: Sequence[int], codes: Tensor
     ) -> None:
         """Audit some candidates; what a server has drawn that is found out is drawn again elsewhere."""
-        measured = await asyncio.to_thread(audits.compute_again, self.wish, numbers, codes)
-        complaint = audits.judge(self.wish, server.peer, measured, server.user)
+        measured = await asyncio.to_thread(audits.compute_again, self.sampling, numbers, codes)
+        complaint = audits.judge(self.sampling, server.peer, measured, server.user)
         if complaint is None:
             return
         logger.warning("%s", complaint)
@@ -327,16 +327,16 @@ class _OneDrawing:
 
     def _report(self) -> None:
         begun = sum(part.share_done * len(part.candidates) for part in self.allotment.parts)
-        done, new_places = min(self._total, len(self.drawn) + begun), self.places - self.wish.num_given
+        done, new_places = min(self._total, len(self.drawn) + begun), self.places - self.sampling.num_given
         self._on_progress(int(done * new_places), self._total * new_places)
 
     def _why_nobody(self) -> str:
-        wish = self.wish
+        sampling = self.sampling
         others = f"; other checkpoints or precisions: {counted(self._others, 'server')}" if self._others else ""
-        avoided = f" {self._avoided}" if self._avoided else ""
+        blocklist = f" {self._blocklist}" if self._blocklist else ""
         refusals = "".join(f" {name} said: {text}" for name, text in list(self._refused.items())[:3])
         return (
-            f"Nobody has drawn for {self.swarm._patience:.0f} s: no server of checkpoint {wish.revision[:12]} in "
-            f"{wish.precision} answers{others}.{avoided}{refusals} "
+            f"Nobody has drawn for {self.swarm._patience:.0f} s: no server of checkpoint {sampling.revision[:12]} in "
+            f"{sampling.precision} answers{others}.{blocklist}{refusals} "
             f"To serve it yourself: dalle-collab serve {self.swarm._repository}"
         )

@@ -9,22 +9,22 @@ from typing import Any, cast
 from transformers import PreTrainedModel
 
 from hub_tools.run_files import MODEL_FILES
-from pipelines.core.peer.entering import Hear
+from pipelines.core.peer.entering import EventHandler
 from pipelines.core.peer.pausing import PauseSwitch
 from pipelines.core.swarm.streams.quotas import Quota
 from pipelines.core.swarm.streams.server import Service
 from pipelines.features.publishing.repository.snapshot import RunSnapshot
 from pipelines.features.serving.draw.checkpoints import ServedCheckpoint, ServedCheckpoints, load_served
 from pipelines.features.serving.draw.engine import DrawEngine
-from pipelines.features.serving.draw.media.choice import medium_of, medium_of_task
-from pipelines.features.serving.draw.media.pictures import PICTURES
+from pipelines.features.serving.draw.modalities.choice import modality_of, modality_of_task
+from pipelines.features.serving.draw.modalities.pictures import PICTURES
 from pipelines.features.serving.draw.ranking.service import RankService
 from pipelines.features.serving.draw.requests import MOST_CANDIDATES
 from pipelines.features.serving.draw.service import DrawService
-from pipelines.features.serving.entering import PlaceInSwarm, weights_name
+from pipelines.features.serving.entering import SwarmConnection, weights_name
 from pipelines.features.serving.memory import free_memory, memory_for_others
 from pipelines.features.serving.offer import Offer, ServingOptions
-from pipelines.tasks.text_to_image.generation.image_generation import DrawingParts, clip_name, with_clip
+from pipelines.tasks.text_to_image.generation.image_generation import DrawingContext, clip_name, with_clip
 
 SECONDS_OF_MEASURING = 4.0
 MEASURED_CANDIDATES = 8
@@ -40,7 +40,7 @@ class ServingReport:
     epoch: int
     codes_per_second: float
     num_drawn: int
-    num_askers: int
+    num_clients: int
     free_places: int
 
 
@@ -53,24 +53,24 @@ class DrawingOffer(Offer):
     service: DrawService
 
     def __init__(self, snapshot: RunSnapshot, options: ServingOptions, device: str) -> None:
-        self.medium = medium_of_task(snapshot.repository, snapshot.run.task)
-        if options.ranks and self.medium is not PICTURES:
+        self.modality = modality_of_task(snapshot.repository, snapshot.run.task)
+        if options.ranks and self.modality is not PICTURES:
             raise ValueError(
-                f"{snapshot.repository} makes {self.medium.product}s, and CLIP ranks pictures. Leave out --ranking."
+                f"{snapshot.repository} makes {self.modality.product}s, and CLIP ranks pictures. Leave out --ranking."
             )
         self._first, self._options, self._device = snapshot, options, device
 
-    def choose(self, _place: PlaceInSwarm, _hear: Hear) -> Mapping[str, Any]:
+    def choose(self, _place: SwarmConnection, _on_event: EventHandler) -> Mapping[str, Any]:
         """See `Offer.choose`: there is nothing to choose."""
         return dict(revision=weights_name(self._first), epoch=(self._first.run_state or {}).get("epoch", 0))
 
-    def open(self, stack: ExitStack, hear: Hear, switch: PauseSwitch) -> list[Service]:
+    def open(self, stack: ExitStack, on_event: EventHandler, switch: PauseSwitch) -> list[Service]:
         options, first = self._options, self._load(self._first)
         ranking = None
         if options.ranks:
-            parts = cast("DrawingParts", first.parts)
+            parts = cast("DrawingContext", first.parts)
             ranking = with_clip(self._first.repository, parts.processor, parts.codec)
-        hear("measuring")
+        on_event("measuring")
         rate = measured_rate(first.parts.model)
         self.rate = min(rate, options.most_codes_per_second or rate)
         memory = memory_for_others(options.memory_gigabytes, free_memory(self._device))
@@ -103,7 +103,7 @@ class DrawingOffer(Offer):
         return ServingReport(
             **{name: record[name] for name in ("state", "epoch", "num_drawn", "free_places")},
             codes_per_second=self.rate,
-            num_askers=self.service.places.num_peers,
+            num_clients=self.service.places.num_peers,
         )
 
     def renew(self, newest: RunSnapshot | None) -> Mapping[str, Any] | None:
@@ -115,7 +115,7 @@ class DrawingOffer(Offer):
 
     def _load(self, snapshot: RunSnapshot) -> ServedCheckpoint:
         folder, precision = snapshot.download_signed(MODEL_FILES), self._options.precision
-        return load_served(folder, snapshot.repository, self.medium, precision=precision, device=self._device)
+        return load_served(folder, snapshot.repository, self.modality, precision=precision, device=self._device)
 
     def _places(self, what: str) -> Quota:
         """Return the quota of candidates that wait or are computed."""
@@ -126,7 +126,7 @@ class DrawingOffer(Offer):
 
 def measured_rate(model: PreTrainedModel) -> float:
     """Return the codes a second of some candidates together, measured for a few seconds."""
-    drawing = medium_of(model.config).measuring(model, MEASURED_CANDIDATES)
+    drawing = modality_of(model.config).measuring(model, MEASURED_CANDIDATES)
     first = last = next(drawing)
     started = time.monotonic()
     while time.monotonic() - started < SECONDS_OF_MEASURING and (places := next(drawing, None)) is not None:
@@ -136,11 +136,11 @@ def measured_rate(model: PreTrainedModel) -> float:
 
 def drawing_room(model: PreTrainedModel, memory: int) -> Quota:
     """Return the bytes that drawings may take: one peer, or address, half of them; ValueError if none fits."""
-    medium = medium_of(model.config)
-    least = medium.most_bytes_of_one(model.config)
+    modality = modality_of(model.config)
+    least = modality.most_bytes_of_one(model.config)
     if memory < least:
         raise ValueError(
-            f"There are {memory / 1e9:.2g} GB for drawings, and one {medium.product} of this run takes "
+            f"There are {memory / 1e9:.2g} GB for drawings, and one {modality.product} of this run takes "
             f"{least / 1e9:.2g}. Give more: --memory {8 * least / 1e9:.2g}"
         )
     return Quota("bytes for drawings", per_peer=max(memory // 2, least), in_all=memory)

@@ -1,4 +1,4 @@
-"""Draws for many askers in turn, in one thread: a step of each job after the other, and equal jobs together.
+"""Draws for many clients in turn, in one thread: a step of each job after the other, and equal jobs together.
 
 A job is a stream of codes that yields after some places; so one long drawing keeps nobody waiting, and who asks for
 much gets no more of the machine than who asks for little. Jobs of strangers share a batch only if everything that
@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from pipelines.features.serving.draw.media.choice import medium_of
+from pipelines.features.serving.draw.modalities.choice import modality_of
 from pipelines.features.serving.draw.requests import DrawRequest
 
 logger = logging.getLogger(__name__)
 
 MOST_JOBS_AT_ONCE = 4
-"""Batches in turn, or askers with one: more only make each other slower."""
+"""Batches in turn, or clients with one: more only make each other slower."""
 
 MOST_SAMPLES_TOGETHER = 64
 
@@ -31,7 +31,7 @@ MOST_SAMPLES_TOGETHER = 64
 class Job:
     """One request that waits or is drawn."""
 
-    asker: Hashable
+    client: Hashable
     model: PreTrainedModel
     request: DrawRequest
     tell: Callable[[Tensor | Exception | None], None]
@@ -43,9 +43,9 @@ class Job:
     @property
     def kind(self) -> tuple[Hashable, ...]:
         """Jobs of the same kind can share a batch."""
-        wish = self.request.wish
-        lengths = (len(self.request.candidates), wish.input_ids.shape[1], wish.num_given, wish.every)
-        return (id(self.model), *lengths, wish.options)
+        sampling = self.request.sampling
+        lengths = (len(self.request.candidates), sampling.input_ids.shape[1], sampling.num_given, sampling.every)
+        return (id(self.model), *lengths, sampling.options)
 
 
 class DrawEngine:
@@ -55,10 +55,10 @@ class DrawEngine:
         """`most_codes_per_second`: what the machine's owner gives at most."""
         self._waiting: dict[Hashable, deque[Job]] = {}
         self._turns: deque[Hashable] = deque()
-        """Askers with waiting jobs, the one whose turn is next in front."""
+        """Clients with waiting jobs, the one whose turn is next in front."""
 
         self._active: dict[Hashable, deque[tuple[list[Job], Iterator[Tensor]]]] = {}
-        """Batches by asker, the one whose turn is next in front."""
+        """Batches by client, the one whose turn is next in front."""
 
         self._changed = threading.Condition()
         self._is_over = False
@@ -80,19 +80,19 @@ class DrawEngine:
         self._thread.join()
 
     def submit(self, job: Job) -> None:
-        """Draw a job when its asker's turn has come."""
+        """Draw a job when its client's turn has come."""
         with self._changed:
-            if job.asker not in self._waiting:
-                self._waiting[job.asker] = deque()
-                self._turns.append(job.asker)
-            self._waiting[job.asker].append(job)
+            if job.client not in self._waiting:
+                self._waiting[job.client] = deque()
+                self._turns.append(job.client)
+            self._waiting[job.client].append(job)
             self._changed.notify()
 
     def cancel(self, job: Job) -> None:
         """Draw no more of a job; nothing is told of it any more."""
         with self._changed:
             job.is_cancelled = True
-            if job in (waiting := self._waiting.get(job.asker, deque())):
+            if job in (waiting := self._waiting.get(job.client, deque())):
                 waiting.remove(job)
             self._changed.notify()
 
@@ -109,7 +109,7 @@ class DrawEngine:
                 if self._is_over:
                     return
                 while batch := self._next_batch():
-                    self._active.setdefault(batch[0].asker, deque()).append((batch, _streamed(batch)))
+                    self._active.setdefault(batch[0].client, deque()).append((batch, _streamed(batch)))
             if self._active:
                 self._step()
 
@@ -117,9 +117,9 @@ class DrawEngine:
         return bool(self._turns or self._active)
 
     def _step(self) -> None:
-        """Take one batch of the next asker further, and put the asker behind the others."""
-        asker = next(iter(self._active))
-        batches = self._active.pop(asker)
+        """Take one batch of the next client further, and put the client behind the others."""
+        client = next(iter(self._active))
+        batches = self._active.pop(client)
         batch, stream = batches.popleft()
         try:
             if not all(job.is_cancelled for job in batch) and self._draw_on(batch, stream):
@@ -129,7 +129,7 @@ class DrawEngine:
             for job in batch:
                 self._tell(job, error)
         if batches:
-            self._active[asker] = batches
+            self._active[client] = batches
 
     def _draw_on(self, batch: list[Job], stream: Iterator[Tensor]) -> bool:
         """Draw the next codes; return whether there may be more."""
@@ -141,7 +141,7 @@ class DrawEngine:
                 self._tell(job, None)
             return False
         for job, own in zip(batch, codes, strict=True):  # (candidate, number)
-            if (new := own[:, max(job.num_told, job.request.wish.num_given) :]).shape[1]:
+            if (new := own[:, max(job.num_told, job.request.sampling.num_given) :]).shape[1]:
                 self._tell(job, new.int().cpu())
             job.num_told = own.shape[1]
         if self._pace is not None:
@@ -157,22 +157,22 @@ class DrawEngine:
             job.is_cancelled = True
 
     def _next_batch(self) -> list[Job]:
-        """Take the next asker's oldest job, and equal ones of other askers, from those that wait."""
+        """Take the next client's oldest job, and equal ones of other clients, from those that wait."""
         batch: list[Job] = []
-        for asker in list(self._turns):
-            waiting = self._waiting[asker]
-            if waiting and (_fits(batch, waiting[0]) if batch else self._may_begin(asker)):
+        for client in list(self._turns):
+            waiting = self._waiting[client]
+            if waiting and (_fits(batch, waiting[0]) if batch else self._may_begin(client)):
                 batch.append(waiting.popleft())
-                self._turns.remove(asker)
-                self._turns.append(asker)
+                self._turns.remove(client)
+                self._turns.append(client)
             if not waiting:
-                del self._waiting[asker]
-                self._turns.remove(asker)
+                del self._waiting[client]
+                self._turns.remove(client)
         return batch
 
-    def _may_begin(self, asker: Hashable) -> bool:
-        """Tell whether a batch of an asker may begin: nobody who has none waits for the many of another."""
-        if asker in self._active:
+    def _may_begin(self, client: Hashable) -> bool:
+        """Tell whether a batch of a client may begin: nobody who has none waits for the many of another."""
+        if client in self._active:
             return sum(map(len, self._active.values())) < MOST_JOBS_AT_ONCE
         return len(self._active) < MOST_JOBS_AT_ONCE
 
@@ -184,9 +184,9 @@ def _fits(batch: Sequence[Job], job: Job) -> bool:
 
 def _streamed(batch: Sequence[Job]) -> Iterator[Tensor]:
     """Yield the codes of equal jobs so far: (job, candidate, number) int64."""
-    model, wishes = batch[0].model, [job.request.wish for job in batch]
-    numbers = [job.request.wish.numbers(job.request.candidates, model.config) for job in batch]
-    yield from medium_of(model.config).stream(model, wishes, torch.cat(numbers), len(batch[0].request.candidates))
+    model, wishes = batch[0].model, [job.request.sampling for job in batch]
+    numbers = [job.request.sampling.numbers(job.request.candidates, model.config) for job in batch]
+    yield from modality_of(model.config).stream(model, wishes, torch.cat(numbers), len(batch[0].request.candidates))
 
 
 class _Pace:

@@ -12,8 +12,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from modeling_dalle_collab.sampling_dalle_collab import SamplingOptions, choose_codes, keep_likely
-from pipelines.features.serving.draw.media.choice import medium_of
-from pipelines.features.serving.draw.requests import Wish
+from pipelines.features.serving.draw.modalities.choice import modality_of
+from pipelines.features.serving.draw.requests import SamplingRequest
 
 MOST_LOGITS = 2**27
 """Of one pass: half a gigabyte, and the same a few times more where they are sorted and summed."""
@@ -22,7 +22,7 @@ MOST_LOGITS = 2**27
 @torch.no_grad()
 def excesses(
     model: PreTrainedModel,
-    wish: Wish,
+    sampling: SamplingRequest,
     candidates: Sequence[int],
     codes: Tensor,
     *,
@@ -35,18 +35,20 @@ def excesses(
     wish's own, in float32. With `rounded` it is the excess of an honest server that computes with that: at every
     place, after the same codes, it chooses by its own logits; that is one pass, where drawing takes hundreds.
     """
-    medium, numbers, parts = medium_of(model.config), wish.numbers(candidates, model.config), []
-    batch_size = batch_size or max(1, MOST_LOGITS // (codes.shape[1] * medium.num_symbols(model.config)))
-    places = slice(wish.num_given, codes.shape[1])
+    modality, numbers, parts = modality_of(model.config), sampling.numbers(candidates, model.config), []
+    batch_size = batch_size or max(1, MOST_LOGITS // (codes.shape[1] * modality.num_symbols(model.config)))
+    places = slice(sampling.num_given, codes.shape[1])
     for some_codes, some_numbers in zip(codes.split(batch_size), numbers.split(batch_size), strict=True):
-        logits = medium.logits_behind(model, wish, some_codes)[:, places].flatten(0, 1)  # (candidate and place, code)
+        logits = modality.logits_behind(model, sampling, some_codes)[:, places].flatten(
+            0, 1
+        )  # (candidate and place, code)
         drawn, new = some_numbers[:, places].flatten().to(logits.device), some_codes[:, places]
         chosen = new.flatten().to(logits.device)
         if rounded is not None:
-            own = medium.logits_behind(rounded, wish, some_codes)[:, places].flatten(0, 1)
-            chosen = choose_codes(own, drawn, wish.options)
-        distances = distances_from(logits, drawn, chosen, wish.options).view(new.shape)
-        parts.append(medium.means(distances, new, model.config).cpu())
+            own = modality.logits_behind(rounded, sampling, some_codes)[:, places].flatten(0, 1)
+            chosen = choose_codes(own, drawn, sampling.options)
+        distances = distances_from(logits, drawn, chosen, sampling.options).view(new.shape)
+        parts.append(modality.means(distances, new, model.config).cpu())
     return torch.cat(parts)
 
 
@@ -66,12 +68,14 @@ def distances_from(logits: Tensor, numbers: Tensor, codes: Tensor, options: Samp
     return torch.maximum(starts - numbers, numbers - ends).clamp(min=0.0)
 
 
-def drawn_here(model: PreTrainedModel, wish: Wish, candidates: range, *, reads_once: bool = True) -> Tensor:
+def drawn_here(
+    model: PreTrainedModel, sampling: SamplingRequest, candidates: range, *, reads_once: bool = True
+) -> Tensor:
     """Return what an honest server draws that computes as this model does: (candidate, place) int64.
 
     `reads_once`: candidates share what was read of the prompt; a model whose layers are elsewhere cannot copy it.
     """
-    numbers, number = wish.numbers(candidates, model.config), len(candidates)
-    wishes, each = ([wish], number) if reads_once else ([wish] * number, 1)
-    *_, codes = medium_of(model.config).stream(model, wishes, numbers, each)
+    numbers, number = sampling.numbers(candidates, model.config), len(candidates)
+    samplings, each = ([sampling], number) if reads_once else ([sampling] * number, 1)
+    *_, codes = modality_of(model.config).stream(model, samplings, numbers, each)
     return codes.flatten(0, 1).cpu()

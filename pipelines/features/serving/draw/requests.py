@@ -11,7 +11,7 @@ from transformers import PretrainedConfig
 
 from modeling_dalle_collab.sampling_dalle_collab import SamplingOptions, candidate_numbers
 from pipelines.core.swarm.streams.refusals import Refusal
-from pipelines.features.serving.draw.media.choice import medium_of
+from pipelines.features.serving.draw.modalities.choice import modality_of
 
 SERVICE = "draw"
 PRECISIONS = ("float32", "bfloat16", "int8")
@@ -27,7 +27,7 @@ MOST_TENSOR_BYTES = 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wish:
+class SamplingRequest:
     """What all candidates of one prompt have in common."""
 
     revision: str
@@ -60,38 +60,38 @@ class Wish:
 
     def num_places(self, config: PretrainedConfig) -> int:
         """Return the places of a finished candidate, given ones included."""
-        return medium_of(config).num_places(self.options, config)
+        return modality_of(config).num_places(self.options, config)
 
     def numbers(self, candidates: Sequence[int], config: PretrainedConfig) -> Tensor:
         """Return the candidates' random numbers: (candidate, place) float64."""
-        length = medium_of(config).num_numbers(self.options, config)
+        length = modality_of(config).num_numbers(self.options, config)
         prompt = range(self.prompt, self.prompt + 1)
         return torch.cat([candidate_numbers(self.seed, prompt, range(one, one + 1), length) for one in candidates])
 
 
 @dataclass(frozen=True, kw_only=True)
 class DrawRequest:
-    """Some candidates of a wish."""
+    """Some candidates of a sampling request."""
 
-    wish: Wish
+    sampling: SamplingRequest
     candidates: range
 
     def message(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Return what is sent: body and tensors."""
-        wish, tensors = self.wish, dict(input_ids=self.wish.input_ids.int())
-        if wish.image_prompt is not None:
-            tensors["image_prompt"] = wish.image_prompt.int()
+        sampling, tensors = self.sampling, dict(input_ids=self.sampling.input_ids.int())
+        if sampling.image_prompt is not None:
+            tensors["image_prompt"] = sampling.image_prompt.int()
         body = dict(
             do="draw",
-            revision=wish.revision,
-            precision=wish.precision,
-            tokenizer=wish.tokenizer,
-            prompt=wish.prompt,
-            seed=wish.seed,
+            revision=sampling.revision,
+            precision=sampling.precision,
+            tokenizer=sampling.tokenizer,
+            prompt=sampling.prompt,
+            seed=sampling.seed,
             first=self.candidates.start,
             number=len(self.candidates),
-            every=wish.every,
-            sampling={name: getattr(wish.options, name) for name in SAMPLING},
+            every=sampling.every,
+            sampling={name: getattr(sampling.options, name) for name in SAMPLING},
         )
         return body, tensors
 
@@ -105,13 +105,13 @@ class DrawRequest:
             raise Refusal("invalid", "Expected input_ids of one prompt, and nothing besides but an image_prompt.")
         first = _whole(body, "first", 0, MOST_CANDIDATE_NUMBER)
         number = _whole(body, "number", 1, MOST_CANDIDATES)
-        medium = medium_of(config)
+        modality = modality_of(config)
         try:
             options = SamplingOptions.from_mapping(_sampling(body))
-            medium.check(text, given, options, config)
+            modality.check(text, given, options, config)
         except (ValueError, TypeError) as error:
             raise Refusal("invalid", str(error)) from error
-        wish = Wish(
+        sampling = SamplingRequest(
             revision=_text(body, "revision"),
             precision=_text(body, "precision"),
             tokenizer=_text(body, "tokenizer"),
@@ -120,12 +120,14 @@ class DrawRequest:
             seed=_whole(body, "seed", -(2**63), 2**63 - 1),
             options=options,
             image_prompt=None if given is None else given.long(),
-            # An asker's turn ends when there is something to send: who wants to hear rarely gets no longer turns.
-            every=min(_whole(body, "every", 1, 2**16), medium.every(config)),
+            # A client's turn ends when there is something to send: who wants to hear rarely gets no longer turns.
+            every=min(_whole(body, "every", 1, 2**16), modality.every(config)),
         )
-        if wish.num_given >= wish.num_places(config):
-            raise Refusal("invalid", f"{wish.num_given} of {wish.num_places(config)} codes are given: nothing is left.")
-        return cls(wish=wish, candidates=range(first, first + number))
+        if sampling.num_given >= sampling.num_places(config):
+            raise Refusal(
+                "invalid", f"{sampling.num_given} of {sampling.num_places(config)} codes are given: nothing is left."
+            )
+        return cls(sampling=sampling, candidates=range(first, first + number))
 
 
 SAMPLING: dict[str, tuple[type, ...]] = {
@@ -135,12 +137,12 @@ SAMPLING: dict[str, tuple[type, ...]] = {
     "guidance_scale": (float, int),
     "num_image_codes": (int, type(None)),
 }
-"""The sampling options that an asker chooses, with their types; how the server computes is its own affair."""
+"""The sampling options that a client chooses, with their types; how the server computes is its own affair."""
 
 
 def tokenizer_name(processor: Any, config: PretrainedConfig) -> str:
     """Return a digest of all that turns a prompt into ids: those of another tokenizer would draw something else."""
-    return hashlib.sha256(medium_of(config).rules_of(processor).encode()).hexdigest()
+    return hashlib.sha256(modality_of(config).rules_of(processor).encode()).hexdigest()
 
 
 def _sampling(body: Mapping[str, Any]) -> dict[str, Any]:

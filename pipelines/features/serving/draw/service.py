@@ -11,7 +11,7 @@ from pipelines.core.swarm.streams.quotas import Quota
 from pipelines.core.swarm.streams.refusals import Refusal
 from pipelines.features.serving.draw.checkpoints import ServedCheckpoints
 from pipelines.features.serving.draw.engine import DrawEngine, Job
-from pipelines.features.serving.draw.media.choice import medium_of
+from pipelines.features.serving.draw.modalities.choice import modality_of
 from pipelines.features.serving.draw.requests import MOST_TENSOR_BYTES, SERVICE, DrawRequest
 
 IDLE_SECONDS = 60.0
@@ -49,10 +49,10 @@ class DrawService:
         if self.engine.is_paused:
             raise Refusal("leaving", "The server is paused by its owner.")
         asked = DrawRequest.from_message(body, tensors, self.checkpoints.current.parts.model.config)
-        checkpoint = self.checkpoints.find(asked.wish)
+        checkpoint = self.checkpoints.find(asked.sampling)
         used.add(checkpoint.revision)
-        asker, number, model = conversation.asker, len(asked.candidates), checkpoint.parts.model
-        bytes_needed = medium_of(model.config).needed_bytes(asked, model.config)
+        client, number, model = conversation.client, len(asked.candidates), checkpoint.parts.model
+        bytes_needed = modality_of(model.config).needed_bytes(asked, model.config)
         news: asyncio.Queue[Tensor | Exception | None] = asyncio.Queue()
         loop = asyncio.get_running_loop()
 
@@ -60,8 +60,8 @@ class DrawService:
             loop.call_soon_threadsafe(news.put_nowait, what)
 
         # Turns go by addresses: whoever makes himself many peers has no more of them.
-        job = Job(asker=asker.address, model=model, request=asked, tell=tell)
-        with self.places.taken_during(asker, number), self.memory.taken_during(asker, bytes_needed):
+        job = Job(client=client.address, model=model, request=asked, tell=tell)
+        with self.places.taken_during(client, number), self.memory.taken_during(client, bytes_needed):
             self.engine.submit(job)
             try:
                 while (what := await news.get()) is not None:

@@ -38,7 +38,7 @@ RECIPE = 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class LanguageParts:
+class LanguageContext:
     """A language model and what belongs to it."""
 
     model: PreTrainedModel
@@ -58,7 +58,7 @@ class LanguageParts:
 
 def measure_classification(
     result: Measurement,
-    parts: LanguageParts,
+    parts: LanguageContext,
     text: LabelledText,
     options: ClassifierOptions,
     folder: Path,
@@ -98,7 +98,7 @@ class _Trial:
 
     def __init__(
         self,
-        parts: LanguageParts,
+        parts: LanguageContext,
         text: LabelledText,
         samples: Mapping[str, Sequence[LabelledSample]],
         options: ClassifierOptions,

@@ -24,7 +24,7 @@ class NoCheckpointError(ValueError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DrawingParts:
+class DrawingContext:
     """The parts that together turn a prompt into pictures; all on one device."""
 
     name: str
@@ -50,7 +50,7 @@ class DrawingParts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextToImage(DrawingParts):
+class TextToImage(DrawingContext):
     """The parts that together turn a prompt into ranked pictures; all on one device."""
 
     reranker: ClipReranker
@@ -58,7 +58,7 @@ class TextToImage(DrawingParts):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankingParts:
+class RankingContext:
     """What turns a prompt's image codes into ranked pictures, wherever they were drawn; all on one device."""
 
     name: str
@@ -80,7 +80,7 @@ def load_drawing_parts(
     codec: str | Path | None = None,
     device: torch.device | str = "cpu",
     weights: str = "published",
-) -> DrawingParts:
+) -> DrawingContext:
     """Load a run's newest published checkpoint, or that of `revision`, with the codec that it names.
 
     `weights` may be `int8`, which draws faster on a CPU and changes the codes a little.
@@ -101,7 +101,7 @@ def load_drawing_parts(
     model = _load_model(folder, name).to(device).eval()
     if weights == "int8":
         model.use_int8_weights()
-    return DrawingParts(
+    return DrawingContext(
         name=name,
         processor=processor,
         model=model,
@@ -131,7 +131,7 @@ def load_ranking_parts(
     codec: str | Path | None = None,
     clip: str | Path | None = None,
     device: torch.device | str = "cpu",
-) -> RankingParts:
+) -> RankingContext:
     """Load all but the model of what `load_text_to_image` loads, without its weights; the same errors."""
     name = str(repository_or_folder)
     folder = model_folder(name, revision, PROCESSOR_FILES)
@@ -146,10 +146,10 @@ def with_clip(
     clip: str | Path | None = None,
     *,
     epoch: int | None = None,
-) -> RankingParts:
+) -> RankingContext:
     """Load the CLIP that a run's processor names, or `clip`, to a codec, on its device; raises as `load_reranker`."""
     reranker = load_reranker(processor, clip, next(codec.parameters()).device)
-    return RankingParts(name=name, processor=processor, codec=codec, reranker=reranker, epoch=epoch)
+    return RankingContext(name=name, processor=processor, codec=codec, reranker=reranker, epoch=epoch)
 
 
 def model_folder(name: str, revision: str | None, files: tuple[str, ...]) -> Path:

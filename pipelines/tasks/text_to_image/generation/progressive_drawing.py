@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from pipelines.tasks.text_to_image.generation.generation_options import GenerationOptions, require_prompts
-from pipelines.tasks.text_to_image.generation.image_generation import RankingParts, TextToImage
+from pipelines.tasks.text_to_image.generation.image_generation import RankingContext, TextToImage
 from pipelines.tasks.text_to_image.generation.text_to_image import RankedImage, rank_candidates
 from pipelines.tasks.text_to_image.image_codes.thumbnails import to_picture
 from pipelines.tasks.text_to_image.image_codes.vqgan_codec import VQGANCodec
@@ -80,7 +80,7 @@ def draw_progressively(
 
 
 def finished_drawing(
-    bundle: RankingParts | TextToImage,
+    bundle: RankingContext | TextToImage,
     prompt: str,
     image_codes: torch.Tensor,
     options: GenerationOptions,
@@ -144,6 +144,6 @@ def _draw_batches(
         batches.append(codes[0].clone())
 
 
-def _num_tokens_cut(bundle: RankingParts | TextToImage, prompt: str) -> int:
+def _num_tokens_cut(bundle: RankingContext | TextToImage, prompt: str) -> int:
     num_tokens = len(bundle.processor.tokenizer(prompt, add_special_tokens=False, verbose=False)["input_ids"])
     return max(0, num_tokens - bundle.processor.text_sequence_length)

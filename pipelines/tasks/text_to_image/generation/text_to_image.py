@@ -15,7 +15,7 @@ from hub_tools.printing.stage_progress import OnProgress
 from pipelines.tasks.text_to_image.clip.clip_reranking import ClipReranker, highest
 from pipelines.tasks.text_to_image.generation.drawing_threads import measured_threads
 from pipelines.tasks.text_to_image.generation.generation_options import GenerationOptions, require_prompts
-from pipelines.tasks.text_to_image.generation.image_generation import DrawingParts, TextToImage
+from pipelines.tasks.text_to_image.generation.image_generation import DrawingContext, TextToImage
 from pipelines.tasks.text_to_image.image_codes.thumbnails import to_picture
 from pipelines.tasks.text_to_image.image_codes.vqgan_codec import VQGANCodec
 
@@ -72,7 +72,7 @@ def encode_upper_part(codec: VQGANCodec, picture: Image.Image, num_rows: int | N
 
 
 def sample_candidates(
-    bundle: DrawingParts,
+    bundle: DrawingContext,
     prompts: Sequence[str],
     options: GenerationOptions,
     *,

@@ -19,7 +19,7 @@ from pipelines.core.averaging.wire.codec import averaging_compression
 from pipelines.core.epoch.gradient_averager import SwarmGradientAverager
 from pipelines.core.epoch.hivemind_options import averager_options
 from pipelines.core.epoch.reduction import Reduction
-from pipelines.core.optimizers.choice import OptimizerParts, optimizer_parts
+from pipelines.core.optimizers.choice import OptimizerContext, optimizer_parts
 from pipelines.core.state.download import WANT_MANIFEST, manifest_request
 from pipelines.core.state.exchange import Donors, StateExchange, StateService
 from pipelines.core.state.snapshot import CHUNK_BYTES
@@ -173,5 +173,5 @@ def zeroed_state(node: HostileNode, exchange: type[Exchange], service: type[Stat
     return offered
 
 
-def _optimizer_parts(node: HostileNode) -> OptimizerParts:
+def _optimizer_parts(node: HostileNode) -> OptimizerContext:
     return optimizer_parts(node.run, initial_model(node.run))

@@ -17,7 +17,7 @@ import torch
 
 from hub_tools.processes.process_group import guard_process_group
 from pipelines.core.admission.client import seek_admission
-from pipelines.core.run.door import door_of
+from pipelines.core.run.admission_config import admission_config_of
 from pipelines.core.run.training_run import TrainingRun
 from pipelines.core.swarm.network_options import NetworkOptions
 from pipelines.core.swarm.node import open_dht
@@ -35,7 +35,10 @@ def main(settings: dict[str, Any]) -> None:
     run = TrainingRun.from_mapping(settings["run"]) if "run" in settings else RunSnapshot.read(repository).run
     addresses = settings.get("entry_addresses", run.entry_addresses)
     events = EventLog(events_file(Path(settings["folder"]), settings["name"]))
-    with seek_admission(door_of(run, repository), None, os.environ.get("HF_TOKEN")) as (identity, admission):
+    with seek_admission(admission_config_of(run, repository), None, os.environ.get("HF_TOKEN")) as (
+        identity,
+        admission,
+    ):
         network = NetworkOptions(host_addresses=("/ip4/127.0.0.1/tcp/0",), identity_file=identity)
         with open_dht(repository, addresses, network, admission=admission) as dht:
             names, num_keys = zip(*settings["attacks"].items(), strict=True)

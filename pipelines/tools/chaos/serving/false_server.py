@@ -47,12 +47,12 @@ def main(repository: str, events: str, host: str) -> None:
     drawing_offer.load_served = load_falsely  # type: ignore[attr-defined]  # imported there by name
     log = EventLog(Path(events))
 
-    def hear(event: str, **values: Any) -> None:
+    def on_event(event: str, **values: Any) -> None:
         log.write(event, **({"peer": values["peer"].peer_id} if event == "serving" else {}))
 
     network = NetworkOptions(host_addresses=(host,), startup_timeout_seconds=240.0)
     options = ServingOptions(device="cpu", cpu_threads=1, name="liar")
-    with serve_run(repository, network=network, options=options, hear=hear, takes_signals=True) as (peer, stop):
+    with serve_run(repository, network=network, options=options, on_event=on_event, takes_signals=True) as (peer, stop):
         for _ in peer.follow(stop):
             pass
 

@@ -17,7 +17,7 @@ from hub_tools.printing.marked_up import escaped
 from pipelines.features.publishing.metrics.loss_curve import draw_loss_curve
 from pipelines.tools.demo.demo_plan import DemoPlan
 from pipelines.tools.demo.language.text import TEXT_FOLDER, TOKENIZER_FOLDER
-from pipelines.tools.demo.running.event_files import course, read_events
+from pipelines.tools.demo.running.event_files import read_events, run_history
 from pipelines.tools.demo.running.finished_work import digest_of
 from pipelines.tools.demo.stages import Stages
 from pipelines.tools.demo.summary import SUMMARY_STYLE
@@ -152,7 +152,7 @@ def _publish_text(line: Line) -> None:
 
 def _history(plan: DemoPlan) -> list[dict[str, Any]]:
     """Return the auxiliary peer's summaries of the swarm, one per poll that had one."""
-    return course(read_events(plan.work / "auxiliary.jsonl"))
+    return run_history(read_events(plan.work / "auxiliary.jsonl"))
 
 
 def _summarise(plan: DemoPlan, stages: Stages, judged: Mapping[str, Any]) -> LanguageSummary:

@@ -45,7 +45,7 @@ def _events_in(text: str) -> list[dict[str, Any]]:
     return events
 
 
-def course(looks: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def run_history(looks: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the summaries of an auxiliary peer's looks at the swarm, in the order of their epochs.
 
     One that was started again from a checkpoint sees some epochs a second time: those count.

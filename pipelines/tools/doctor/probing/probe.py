@@ -20,10 +20,10 @@ from hivemind.utils.auth import AuthorizerBase
 from hivemind.utils.multiaddr import Multiaddr
 
 from pipelines.core.admission.tokens import TokenCheck
-from pipelines.core.swarm.believing import believed_records, signed_values
 from pipelines.core.swarm.dial_back import MOST_ADDRESSES, SECONDS_BETWEEN_CALLS, ask_for_dial_back
 from pipelines.core.swarm.dialling import Call, PeerAddress, call, connect, parse_address
 from pipelines.core.swarm.network_options import NetworkOptions
+from pipelines.core.swarm.record_validation import signed_values, valid_records
 from pipelines.core.swarm.records import RecordKind
 from pipelines.tools.doctor.probing.probe_result import EntryFinding, SwarmFinding
 
@@ -223,7 +223,7 @@ class _Probe:
         for kind in self._kinds:
             values = await self._signed(entry, f"{swarm_id}_{kind.name}")
             entries = [(owner, record, tokens.get(owner)) for owner, record in values.items()]
-            records[kind] = believed_records(kind.schema, entries, self._check, now=self._now())
+            records[kind] = valid_records(kind.schema, entries, self._check, now=self._now())
         return dataclasses.replace(found, records=records)
 
     async def _signed(self, entry: EntryFinding, key: str) -> dict[bytes, object]:

@@ -24,7 +24,7 @@ from pipelines.features.publishing.metrics.credit.served import read_served, ser
 from pipelines.features.publishing.metrics.evaluation.checkpoint_figures import CheckpointFigure, read_figures
 from pipelines.features.publishing.metrics.evaluation.held_out_losses import read_evaluations
 from pipelines.features.publishing.metrics.history import published_metrics, read_history_files, read_old_history
-from pipelines.features.publishing.metrics.reel import PICTURE_NAME, read_index, read_prompts
+from pipelines.features.publishing.metrics.sample_gallery import PICTURE_NAME, read_index, read_prompts
 from pipelines.features.publishing.repository.epoch_tags import tagged_epochs
 from pipelines.features.publishing.repository.snapshot import RunSnapshot
 from pipelines.tools.pages.dashboard.history_columns import HistoryColumns
@@ -154,7 +154,7 @@ def read_hub(repository: str, before: HubView) -> HubView:
     # Files are cached by content: of a new commit only the changed shards are downloaded.
     served_files = served_file("*")  # an entry commits them, also where the other metrics are in a bucket
     folder = snapshot.download_matching(f"{REEL_FOLDER}/{REEL_INDEX_FILE}", f"{METRICS_FOLDER}/{served_files}")
-    reel = read_index(folder / REEL_FOLDER)
+    gallery = read_index(folder / REEL_FOLDER)
     run, problem = _run_of(snapshot)
     with published_metrics(snapshot) as metrics:
         return HubView(
@@ -169,7 +169,7 @@ def read_hub(repository: str, before: HubView) -> HubView:
             checkpoints=checkpoints,
             weights_sha256=_weights(snapshot),
             num_layers=snapshot.num_layers,
-            pictures={entry["epoch"]: entry["file"] for entry in reel},
+            pictures={entry["epoch"]: entry["file"] for entry in gallery},
             prompts=read_prompts(folder / REEL_FOLDER),
             read_at=now,
             metrics_at=now,

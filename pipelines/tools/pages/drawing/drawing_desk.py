@@ -12,7 +12,7 @@ from PIL import Image
 from hub_tools.counted import counted
 from hub_tools.one_line_errors import explain_error
 from pipelines.tasks.text_to_image.generation.generation_options import GenerationOptions
-from pipelines.tasks.text_to_image.generation.image_generation import RankingParts, TextToImage
+from pipelines.tasks.text_to_image.generation.image_generation import RankingContext, TextToImage
 from pipelines.tasks.text_to_image.generation.progressive_drawing import (
     PREVIEWS_PER_PICTURE,
     Drawing,
@@ -164,7 +164,7 @@ class DrawingDesk:
         yield drawing
         yield from self._neighbours(bundle, drawing)
 
-    def _neighbours(self, bundle: TextToImage | RankingParts, drawing: Drawing) -> Iterator[SeenInTraining | str]:
+    def _neighbours(self, bundle: TextToImage | RankingContext, drawing: Drawing) -> Iterator[SeenInTraining | str]:
         if self.index.name is not None:
             try:
                 yield look_up(self.index.get(), bundle, drawing)
@@ -193,7 +193,7 @@ def with_words(pictures: Sequence[TrainingPicture]) -> list[Labelled]:
     ]
 
 
-def _given_codes(bundle: TextToImage | RankingParts, picture: Image.Image | None, rows: int) -> torch.Tensor | None:
+def _given_codes(bundle: TextToImage | RankingContext, picture: Image.Image | None, rows: int) -> torch.Tensor | None:
     """Return the codes of a picture's upper part, (given,) int64; None without a picture."""
     if picture is None:
         return None

@@ -12,7 +12,7 @@ import httpx2
 import torch
 from huggingface_hub import HfApi
 
-from pipelines.tasks.text_to_image.generation.image_generation import RankingParts, TextToImage, load_text_to_image
+from pipelines.tasks.text_to_image.generation.image_generation import RankingContext, TextToImage, load_text_to_image
 from pipelines.tools.pages.drawing.drawing_request import NEWEST
 
 logger = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ SECONDS_BETWEEN_LISTS = 60.0
 class Checkpoint(NamedTuple):
     """A checkpoint that is loaded."""
 
-    bundle: TextToImage | RankingParts
+    bundle: TextToImage | RankingContext
     """What draws, or only ranks what volunteers draw."""
     commit: str | None
     """Commit of the run's repository; None for a folder."""
@@ -47,7 +47,7 @@ class PublishedCheckpoints:
         codec: str | None = None,
         clip: str | None = None,
         device: torch.device | str = "cpu",
-        load: Callable[..., TextToImage | RankingParts] = load_text_to_image,
+        load: Callable[..., TextToImage | RankingContext] = load_text_to_image,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = repository_or_folder

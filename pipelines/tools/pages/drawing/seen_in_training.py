@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from pipelines.tasks.text_to_image.generation.image_generation import RankingParts, TextToImage
+from pipelines.tasks.text_to_image.generation.image_generation import RankingContext, TextToImage
 from pipelines.tasks.text_to_image.generation.progressive_drawing import Drawing
 from pipelines.tasks.text_to_image.generation.training_index import (
     BUILD_COMMAND,
@@ -87,7 +87,7 @@ class OpenedIndex:
             return self._index
 
 
-def look_up(index: TrainingIndex, bundle: RankingParts | TextToImage, drawing: Drawing) -> SeenInTraining:
+def look_up(index: TrainingIndex, bundle: RankingContext | TextToImage, drawing: Drawing) -> SeenInTraining:
     """Find the training records nearest to a drawing; TrainingIndexError if the index does not fit the bundle."""
     _require_fit(index, bundle)
     prompt = drawing.prompt_embedding[None]
@@ -104,7 +104,7 @@ def look_up(index: TrainingIndex, bundle: RankingParts | TextToImage, drawing: D
     )
 
 
-def _require_fit(index: TrainingIndex, bundle: RankingParts | TextToImage) -> None:
+def _require_fit(index: TrainingIndex, bundle: RankingContext | TextToImage) -> None:
     seen, expected = index.settings.codec_fingerprint, bundle.codec.fingerprint
     if seen != expected:
         raise TrainingIndexError(
@@ -114,7 +114,7 @@ def _require_fit(index: TrainingIndex, bundle: RankingParts | TextToImage) -> No
     index.require_clip(bundle.reranker.text_embeddings([PROBE_CAPTION])[0].float().cpu().numpy())
 
 
-def _with_pictures(bundle: RankingParts | TextToImage, neighbours: Sequence[Neighbour]) -> list[TrainingPicture]:
+def _with_pictures(bundle: RankingContext | TextToImage, neighbours: Sequence[Neighbour]) -> list[TrainingPicture]:
     codes = torch.from_numpy(np.stack([neighbour.image_codes for neighbour in neighbours]))
     images = bundle.codec.decode(codes.to(next(bundle.codec.parameters()).device))
     return [

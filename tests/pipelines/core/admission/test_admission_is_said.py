@@ -24,7 +24,7 @@ from pipelines.core.admission.tokens import issue_token, public_text
 from pipelines.core.epoch.acquaintances import Acquaintances
 from pipelines.core.epoch.gradient_averager import SwarmGradientAverager
 from pipelines.core.epoch.progress_tracking import SwarmProgressTracker
-from pipelines.core.run.door import door_of
+from pipelines.core.run.admission_config import admission_config_of
 from pipelines.core.state.exchange import StateExchange
 from pipelines.core.swarm.records import SwarmRecords
 
@@ -46,7 +46,7 @@ def plain_dht():
 @pytest.fixture
 def held():
     """The admission of this process, as the authority would have signed it."""
-    held = peer_admission(door_of(RUN, "org/run"), rsa_key("peer"), HubAccount(HfApi(token="hub-token")))
+    held = peer_admission(admission_config_of(RUN, "org/run"), rsa_key("peer"), HubAccount(HfApi(token="hub-token")))
     record_key = RSAPrivateKey.process_wide().get_public_key().to_bytes().decode()
     held._token.write(issue_token(admission(time.time(), record_key=record_key), AUTHORITY))
     return held

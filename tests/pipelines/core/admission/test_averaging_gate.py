@@ -21,7 +21,7 @@ from pipelines.core.admission.averaging_gate import AdmissionGate, AveragingGate
 from pipelines.core.admission.client import SharedToken, peer_admission, seconds_to_renewal
 from pipelines.core.admission.record_owners import speaks_for
 from pipelines.core.admission.tokens import TokenRefusedError, issue_token, peer_id_of, public_text
-from pipelines.core.run.door import door_of
+from pipelines.core.run.admission_config import admission_config_of
 from pipelines.core.swarm.peer_records import AuxiliaryStatus, PeerMetrics
 
 AUTHORITY = ed25519.Ed25519PrivateKey.generate()
@@ -33,7 +33,7 @@ FIELDS = [1.5, 0, MSGPackSerializer.dumps(7)]
 
 def gate_with(seconds_valid=60.0, prefix="run_grad_averager", **changes):
     """Return the gate of a peer that holds a token as the authority would have signed it, but for the changes."""
-    held = peer_admission(door_of(RUN, "org/run"), rsa_key("peer"), HubAccount(HfApi(token="hub-token")))
+    held = peer_admission(admission_config_of(RUN, "org/run"), rsa_key("peer"), HubAccount(HfApi(token="hub-token")))
     record_key = RSAPrivateKey.process_wide().get_public_key().to_bytes().decode()
     token = issue_token(admission(time.time(), **({"record_key": record_key} | changes)), AUTHORITY)
     held._token.write(token)
@@ -60,7 +60,7 @@ def test_an_admitted_peer_gets_through_and_is_known_until_its_token_expires():
 
 def open_gate(name):
     """Return the gate of a peer of a run that everybody may join."""
-    with peer_admission(door_of(OPEN_RUN, "org/run"), rsa_key(name), None) as held:
+    with peer_admission(admission_config_of(OPEN_RUN, "org/run"), rsa_key(name), None) as held:
         return AveragingGate(held, "run_grad_averager", 10.0)
 
 

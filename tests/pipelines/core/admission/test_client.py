@@ -22,7 +22,7 @@ from pipelines.core.admission.client import (
 )
 from pipelines.core.admission.identity import read_identity
 from pipelines.core.admission.tokens import der_of, peer_id_of, public_text
-from pipelines.core.run.door import door_of
+from pipelines.core.run.admission_config import admission_config_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.swarm]
 
@@ -50,8 +50,8 @@ def run(hub):
 
 def admission_at(service, run, account, **changes):
     settings = dict(authorization_service=service.address, authorization_key=public_text(service.key))
-    door = door_of(run.replace(**(settings | changes)), REPOSITORY)
-    return peer_admission(door, rsa_key("peer"), account, seconds_to_try=0.0)
+    admission_config = admission_config_of(run.replace(**(settings | changes)), REPOSITORY)
+    return peer_admission(admission_config, rsa_key("peer"), account, seconds_to_try=0.0)
 
 
 def test_an_admission_is_renewed_in_time_survives_an_outage_and_ends_with_a_ban(hub, run, member, tmp_path, caplog):
@@ -115,7 +115,7 @@ def test_who_is_not_admitted_reads_why_and_what_to_do(hub, run, member, tmp_path
 
 
 def test_in_an_open_run_a_peer_signs_its_own_token_and_a_guarded_one_needs_a_hub_token(run, tmp_path):
-    with seek_admission(door_of(run, REPOSITORY), tmp_path / "own.key", None) as (identity_file, admission):
+    with seek_admission(admission_config_of(run, REPOSITORY), tmp_path / "own.key", None) as (identity_file, admission):
         assert identity_file == tmp_path / "own.key" and not admission.has_authority
         own = peer_id_of(der_of(read_identity(identity_file)))
         record_key = admission.record_key.get_public_key().to_bytes()
@@ -127,7 +127,7 @@ def test_in_an_open_run_a_peer_signs_its_own_token_and_a_guarded_one_needs_a_hub
     )
     with (
         pytest.raises(AdmissionRefusedError, match=r"org/admission is not open to everybody.*hf auth login"),
-        seek_admission(door_of(guarded, REPOSITORY), None, None),
+        seek_admission(admission_config_of(guarded, REPOSITORY), None, None),
     ):
         pass
 

@@ -30,7 +30,7 @@ from pipelines.core.admission.client import (
     AdmissionUnreachableError,
     peer_admission,
 )
-from pipelines.core.admission.settings import Door
+from pipelines.core.admission.settings import AdmissionConfig
 from pipelines.core.admission.tokens import proof_name, public_text, sign_request
 from pipelines.core.run.training_run import TrainingRun
 
@@ -60,9 +60,11 @@ def account_of(hub, token):
 
 
 def seek(hub, address, token, token_host=None, key=KEY):
-    door = Door(repository="org/hostile", run_id="run", service_address=address, authority_key=key)
+    admission_config = AdmissionConfig(
+        repository="org/hostile", run_id="run", service_address=address, authority_key=key
+    )
     with peer_admission(
-        door, rsa_key("peer"), account_of(hub, token), seconds_to_try=0.0, token_host=token_host
+        admission_config, rsa_key("peer"), account_of(hub, token), seconds_to_try=0.0, token_host=token_host
     ) as admission:
         return admission.username
 
@@ -194,9 +196,13 @@ def test_a_proxy_of_the_environment_is_told_nothing_of_the_token(hub, hostile, m
     assert account.username == "reader-behind-proxy"
     monkeypatch.setenv("HTTP_PROXY", hostile.address)
     hostile.answer = ASKS_FOR_THE_TOKEN
-    door = Door(repository="org/hostile", run_id="run", service_address="http://10.255.255.1", authority_key=KEY)
+    admission_config = AdmissionConfig(
+        repository="org/hostile", run_id="run", service_address="http://10.255.255.1", authority_key=KEY
+    )
     with pytest.raises(AdmissionRefusedError, match="is not encrypted"):
-        peer_admission(door, rsa_key("peer"), account, seconds_to_try=0.0, token_host="10.255.255.1").__enter__()
+        peer_admission(
+            admission_config, rsa_key("peer"), account, seconds_to_try=0.0, token_host="10.255.255.1"
+        ).__enter__()
     assert b"POST http://10.255.255.1/token" in hostile.everything()
     assert_not_told(account.api.token, hostile.everything())
 

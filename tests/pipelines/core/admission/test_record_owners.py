@@ -13,14 +13,14 @@ from swarm_of_processes import tiny_run
 from pipelines.core.admission.client import SELF_SIGNED_SECONDS, peer_admission
 from pipelines.core.admission.record_owners import AdmissionRecords, bounded
 from pipelines.core.admission.tokens import self_signed_token
-from pipelines.core.run.door import door_of
+from pipelines.core.run.admission_config import admission_config_of
 
 # hivemind 1.1.12 finds its daemon's executable in an old-fashioned way.
 pytestmark = pytest.mark.filterwarnings("ignore:path is deprecated:DeprecationWarning")
 
 
 def test_in_an_open_run_a_token_that_lives_for_a_day_does_not_count():
-    reader = peer_admission(door_of(tiny_run(run_id="run"), "org/run"), rsa_key("reader"), None)
+    reader = peer_admission(admission_config_of(tiny_run(run_id="run"), "org/run"), rsa_key("reader"), None)
     node = hivemind.DHT(host_maddrs=["/ip4/127.0.0.1/tcp/0"], use_ipfs=False, start=True)
     try:
         owners, now = [], get_dht_time()

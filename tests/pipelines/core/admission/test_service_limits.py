@@ -8,7 +8,7 @@ from admission_material import body_of, signed_request
 from cryptography.hazmat.primitives.asymmetric import ed25519
 from huggingface_hub import HfApi
 
-from pipelines.core.admission.settings import customer_of
+from pipelines.core.admission.settings import network_of
 from pipelines.features.admission_service import service as admission_service
 from pipelines.features.admission_service.lists import ListsOnHub
 from pipelines.features.admission_service.service import (
@@ -98,4 +98,4 @@ def test_users_whose_peers_have_all_left_take_no_memory():
     ],
 )
 def test_a_customer_has_an_ipv4_address_or_a_network_of_ipv6(host, customer):
-    assert customer_of(host) == customer
+    assert network_of(host) == customer

@@ -127,7 +127,7 @@ def test_a_request_proves_both_keys_and_gives_the_peer_id_that_libp2p_knows(tmp_
 
 
 @pytest.mark.parametrize("name", ["peer_signature", "record_signature"])
-def test_a_request_with_a_key_that_the_asker_does_not_hold_is_refused(name):
+def test_a_request_with_a_key_that_the_client_does_not_hold_is_refused(name):
     request = signed_request()
     other = "record_signature" if name == "peer_signature" else "peer_signature"
     forged = dataclasses.replace(request, **{name: getattr(request, other)})

@@ -6,7 +6,7 @@ from averager_peers import SHAPES, events_of, signal_and_noise
 from safetensors.torch import load_file
 from swarm_of_processes import Swarm, tiny_run
 
-from pipelines.core.averaging.reduce.suspects import Offence
+from pipelines.core.averaging.reduce.suspects import Misbehaviour
 from pipelines.tools.chaos.faults.hostile_peers import Attack
 
 pytestmark = [pytest.mark.slow, pytest.mark.swarm, pytest.mark.long]
@@ -17,17 +17,17 @@ CLEAN_ROUNDS = 3
 ATTACKS = [Attack.NONE] * CLEAN_ROUNDS + [attack for attack in Attack if attack != Attack.NONE]
 
 NAMED_FOR = {
-    Attack.NAN: Offence.NOT_FINITE,
-    Attack.INFINITY: Offence.NOT_FINITE,
-    Attack.HUGE_WEIGHT: Offence.EXCESS_WEIGHT,
-    Attack.NO_WEIGHT: Offence.NO_WEIGHT,
-    Attack.LIAR: Offence.FAR_OFF,
-    Attack.CONSTANT: Offence.FAR_OFF,
-    Attack.DELAYED: Offence.FAR_OFF,
-    Attack.WRONG_SHAPE: Offence.WRONG_SHAPE,
-    Attack.REPLAYED: Offence.REPLAYED,
-    Attack.LYING_REDUCER: Offence.BAD_ANSWER,
-    Attack.UNEVEN_REDUCER: Offence.NO_ANSWER,
+    Attack.NAN: Misbehaviour.NOT_FINITE,
+    Attack.INFINITY: Misbehaviour.NOT_FINITE,
+    Attack.HUGE_WEIGHT: Misbehaviour.EXCESS_WEIGHT,
+    Attack.NO_WEIGHT: Misbehaviour.NO_WEIGHT,
+    Attack.LIAR: Misbehaviour.FAR_OFF,
+    Attack.CONSTANT: Misbehaviour.FAR_OFF,
+    Attack.DELAYED: Misbehaviour.FAR_OFF,
+    Attack.WRONG_SHAPE: Misbehaviour.WRONG_SHAPE,
+    Attack.REPLAYED: Misbehaviour.REPLAYED,
+    Attack.LYING_REDUCER: Misbehaviour.BAD_ANSWER,
+    Attack.UNEVEN_REDUCER: Misbehaviour.NO_ANSWER,
 }
 
 SLACK_SECONDS = 7.0

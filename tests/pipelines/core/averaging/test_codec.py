@@ -5,7 +5,7 @@ import torch
 from hivemind.compression import CompressionInfo, Float16Compression, NoCompression
 from swarm_of_processes import tiny_run
 
-from pipelines.core.averaging.reduce.suspects import Offence, PartRefusedError
+from pipelines.core.averaging.reduce.suspects import Misbehaviour, PartRefusedError
 from pipelines.core.averaging.wire.codec import (
     BLOCK_SIZE,
     Blockwise8BitCodec,
@@ -78,17 +78,17 @@ def resize(message, *size):
 
 
 IMPOSSIBLE_PARTS = {
-    "another shape": (lambda m: resize(m, 8193), Offence.WRONG_SHAPE),
-    "a huge shape": (lambda m: resize(m, 2**30, 2**30), Offence.WRONG_SHAPE),
-    "a byte too few": (lambda m: setattr(m, "buffer", m.buffer[:-1]), Offence.UNREADABLE),
-    "nothing": (lambda m: setattr(m, "buffer", b""), Offence.UNREADABLE),
-    "another codec": (lambda m: setattr(m, "compression", 3), Offence.UNREADABLE),
-    "another type": (lambda m: setattr(m, "dtype", "float64"), Offence.UNREADABLE),
+    "another shape": (lambda m: resize(m, 8193), Misbehaviour.WRONG_SHAPE),
+    "a huge shape": (lambda m: resize(m, 2**30, 2**30), Misbehaviour.WRONG_SHAPE),
+    "a byte too few": (lambda m: setattr(m, "buffer", m.buffer[:-1]), Misbehaviour.UNREADABLE),
+    "nothing": (lambda m: setattr(m, "buffer", b""), Misbehaviour.UNREADABLE),
+    "another codec": (lambda m: setattr(m, "compression", 3), Misbehaviour.UNREADABLE),
+    "another type": (lambda m: setattr(m, "dtype", "float64"), Misbehaviour.UNREADABLE),
     "a scale of nan": (
         lambda m: change_buffer(m, 0, torch.tensor(float("nan")).numpy().tobytes()),
-        Offence.NOT_FINITE,
+        Misbehaviour.NOT_FINITE,
     ),
-    "a negative scale": (lambda m: change_buffer(m, 4, torch.tensor(-1.0).numpy().tobytes()), Offence.NOT_FINITE),
+    "a negative scale": (lambda m: change_buffer(m, 4, torch.tensor(-1.0).numpy().tobytes()), Misbehaviour.NOT_FINITE),
 }
 
 

@@ -18,7 +18,7 @@ from pipelines.core.averaging.group.matchmaking import (
     chosen,
     retry_seconds,
 )
-from pipelines.core.averaging.reduce.suspects import Offence
+from pipelines.core.averaging.reduce.suspects import Misbehaviour
 
 
 def test_the_first_look_is_at_once_and_the_next_one_after_a_pause(dht):
@@ -149,9 +149,9 @@ def test_a_peer_that_is_not_understood_and_a_leader_of_such_a_group_are_left_alo
     async def search_with_distrust():
         matchmaking, search = await make_search(dht, is_kept_out=checks.avoids)
         assert search.leader is None, "nobody leads"
-        checks.distrust(MEMBERS[1], Offence.NOT_UNDERSTOOD)
+        checks.distrust(MEMBERS[1], Misbehaviour.NOT_UNDERSTOOD)
         search.leader = MEMBERS[2]
-        checks.distrust(search.leader, Offence.NOT_UNDERSTOOD)
+        checks.distrust(search.leader, Misbehaviour.NOT_UNDERSTOOD)
         search.begin()
         assert search.leader is None, "the leader of an earlier group has no part in the next one"
         search.meet_again(MEMBERS)
@@ -161,7 +161,7 @@ def test_a_peer_that_is_not_understood_and_a_leader_of_such_a_group_are_left_alo
 
     again, followed, accepted = asyncio.run(search_with_distrust())
     assert again == [MEMBERS[0], MEMBERS[3]] and followed is None and accepted == [True, False, False, True]
-    assert named == [(member, Offence.NOT_UNDERSTOOD) for member in MEMBERS[1:3]]
+    assert named == [(member, Misbehaviour.NOT_UNDERSTOOD) for member in MEMBERS[1:3]]
 
 
 @pytest.mark.parametrize(

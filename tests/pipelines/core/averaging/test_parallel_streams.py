@@ -13,7 +13,7 @@ from hivemind.proto import averaging_pb2
 
 from pipelines.core.admission.averaging_gate import AveragingGate
 from pipelines.core.averaging.reduce.robust_aggregation import AggregationRule
-from pipelines.core.averaging.reduce.suspects import Offence
+from pipelines.core.averaging.reduce.suspects import Misbehaviour
 from pipelines.core.averaging.reducing_end import RoundMemory
 from pipelines.core.averaging.runner import TrustedAllReduceRunner
 from pipelines.core.averaging.sending_end import stream_hello
@@ -182,7 +182,7 @@ def test_a_stream_that_is_open_is_not_opened_again_and_its_opener_is_named(make_
 
     codes, offences = asyncio.run(run())
     assert codes == [averaging_pb2.ACCEPTED, averaging_pb2.PROTOCOL_VIOLATION]
-    assert (SENDER, Offence.REPLAYED) in offences
+    assert (SENDER, Misbehaviour.REPLAYED) in offences
 
 
 def test_a_sender_that_has_not_signed_its_part_is_left_out_and_named(make_runner):
@@ -205,7 +205,7 @@ def test_a_sender_that_has_not_signed_its_part_is_left_out_and_named(make_runner
 
     codes, offences, banned = asyncio.run(run())
     assert codes == [averaging_pb2.ACCEPTED, averaging_pb2.PROTOCOL_VIOLATION]
-    assert offences == {(SENDER, Offence.UNSIGNED)} and banned == {SENDER}
+    assert offences == {(SENDER, Misbehaviour.UNSIGNED)} and banned == {SENDER}
 
 
 @pytest.mark.parametrize("num_opened", [0, 3, 4])
@@ -228,7 +228,7 @@ def test_a_sender_that_no_stream_reaches_is_lost_at_once_unless_its_own_have_beg
             return set(runner.lost_senders), set(runner.offences)
 
     lost, offences = asyncio.run(run())
-    assert (lost, offences) == ((set(), set()) if num_opened else ({SENDER}, {(SENDER, Offence.SILENT)}))
+    assert (lost, offences) == ((set(), set()) if num_opened else ({SENDER}, {(SENDER, Misbehaviour.SILENT)}))
 
 
 def test_nobody_is_late_once_a_reducer_waits_for_no_part(make_runner):

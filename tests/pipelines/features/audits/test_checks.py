@@ -12,7 +12,7 @@ from hivemind.averaging.allreduce import AveragingMode
 from hivemind.proto import averaging_pb2
 from signed_rounds import GROUP, MEMBERS, NAMES, PART, made, terms_with
 
-from pipelines.core.averaging.reduce.suspects import Offence
+from pipelines.core.averaging.reduce.suspects import Misbehaviour
 from pipelines.core.averaging.wire.signed_answers import RoundAnswers, answers_request, read_seal
 from pipelines.core.averaging.wire.signed_inputs import RoundInputs
 from pipelines.features.audits import checks as module
@@ -111,7 +111,7 @@ def test_what_one_member_finds_all_believe_and_all_avoid_the_same_peer():
     async def run():
         swarm = Swarm(made(terms_with(), lie=torch.zeros_like))
         await swarm.check("second")
-        assert all_named(swarm) == {name: [(REDUCER, Offence.FALSE_AVERAGE)] for name in NAMES[1:]}
+        assert all_named(swarm) == {name: [(REDUCER, Misbehaviour.FALSE_AVERAGE)] for name in NAMES[1:]}
         assert [swarm.avoided(name) for name in NAMES] == [set()] + [{"reducer"}] * 3
         await swarm.check("third")
         assert [len(found) for found in swarm.named.values()] == [0, 1, 1, 1], "once a round"
@@ -139,7 +139,7 @@ def test_who_accuses_an_honest_reducer_is_named_and_not_heard_again():
     async def run():
         swarm = Swarm(made(terms_with()), kinds={"second": Accuser})
         await swarm.check("second")
-        expected = [(IDS["second"], Offence.FALSE_ACCUSATION)]
+        expected = [(IDS["second"], Misbehaviour.FALSE_ACCUSATION)]
         assert swarm.named["first"] == swarm.named["third"] == expected and not swarm.named["reducer"]
         assert swarm.avoided("first") == {"second"}
         evidence = made(terms_with(), lie=torch.zeros_like)
@@ -168,7 +168,7 @@ def test_an_accusation_that_is_made_up_names_the_accuser(change):
                 yield averaging_pb2.AveragingData() if change == "no seal" else message
 
         assert await codes(swarm, "second", messages()) == [averaging_pb2.ACCEPTED] * 2
-        assert swarm.named["first"] == [(IDS["second"], Offence.FALSE_ACCUSATION)]
+        assert swarm.named["first"] == [(IDS["second"], Misbehaviour.FALSE_ACCUSATION)]
 
     asyncio.run(run())
 
@@ -266,7 +266,7 @@ def test_a_reducer_that_shows_nothing_is_named_and_avoided_after_some_rounds_in_
             assert not swarm.avoided("first")
             assert not all_named(swarm), "who has left shows nothing, either"
             await swarm.check("first")
-        assert all_named(swarm) == {"first": [(REDUCER, Offence.NO_PROOF)]}
+        assert all_named(swarm) == {"first": [(REDUCER, Misbehaviour.NO_PROOF)]}
         assert swarm.avoided("first") == {"reducer"}
 
     asyncio.run(run())
@@ -295,7 +295,7 @@ def test_whose_part_was_left_out_knows_it_and_others_do_not():
         swarm = Swarm(evidence, sent=dict(first=sent, second={(REDUCER, PART): (used.declared, b"other")}))
         for name in NAMES[1:]:
             await swarm.check(name)
-        assert all_named(swarm) == {"second": [(REDUCER, Offence.LEFT_OUT)]}
+        assert all_named(swarm) == {"second": [(REDUCER, Misbehaviour.LEFT_OUT)]}
 
     asyncio.run(run())
 

@@ -5,13 +5,18 @@ import time
 import pytest
 from swarm_of_processes import HOSTILE_PROCESS, Swarm, tiny_run
 
-from pipelines.core.averaging.reduce.suspects import Offence
+from pipelines.core.averaging.reduce.suspects import Misbehaviour
 
 pytestmark = [pytest.mark.slow, pytest.mark.swarm]
 
 HONEST = ("first", "second", "third")
 HONEST_ROUNDS, ROUNDS_WITHOUT = 4, 3
-PROVEN = {Offence.FALSE_AVERAGE.name, Offence.FALSE_ACCUSATION.name, Offence.NO_PROOF.name, Offence.LEFT_OUT.name}
+PROVEN = {
+    Misbehaviour.FALSE_AVERAGE.name,
+    Misbehaviour.FALSE_ACCUSATION.name,
+    Misbehaviour.NO_PROOF.name,
+    Misbehaviour.LEFT_OUT.name,
+}
 SECONDS = 150
 
 
@@ -51,12 +56,12 @@ def test_a_reducer_of_zeros_is_named_by_all_and_left_alone_an_accuser_is_named_a
         assert wait_for_rounds(peers, HONEST_ROUNDS) == [set()] * len(HONEST), "nobody lies yet"
         reducer = swarm.start("reducer", HOSTILE_PROCESS, attacks={"zeroing_reducer": 1})
         reducer_id = reducer.wait_for("ready")["peer_id"]
-        convicted = wait_until_named(peers, len(peers), reducer_id, Offence.FALSE_AVERAGE)
+        convicted = wait_until_named(peers, len(peers), reducer_id, Misbehaviour.FALSE_AVERAGE)
         named = wait_for_rounds(peers, ROUNDS_WITHOUT, after=convicted)
         assert {suspect for found in named for suspect, _ in found} == {reducer_id}
         reducer.kill()
         accuser = swarm.start("accuser", HOSTILE_PROCESS, attacks={"framing_member": 1})
         accuser_id = accuser.wait_for("ready")["peer_id"]
-        wait_until_named(peers, 2, accuser_id, Offence.FALSE_ACCUSATION)  # the third one is the accused
+        wait_until_named(peers, 2, accuser_id, Misbehaviour.FALSE_ACCUSATION)  # the third one is the accused
         last = [peer.events("step")[-1]["suspects"] for peer in peers]
     assert {peer for named in last for peer, offence in named if offence in PROVEN} <= {reducer_id, accuser_id}

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from modeling_dalle_collab import DalleCollabConfig, DalleCollabForConditionalGeneration, DalleCollabProcessor
-from pipelines.features.evaluation.checkpoint_evaluation import Records, Yardsticks
+from pipelines.features.evaluation.checkpoint_evaluation import EvaluationReferences, Records
 from pipelines.features.evaluation.features import ClipFeatures
 from pipelines.tasks.text_to_image.clip.clip_folder import train_clip_tokenizer
 from pipelines.tasks.text_to_image.clip.clip_reranking import ClipReranker
-from pipelines.tasks.text_to_image.generation.image_generation import DrawingParts
+from pipelines.tasks.text_to_image.generation.image_generation import DrawingContext
 from pipelines.tasks.text_to_image.image_codes.vqgan_codec import VQGANCodec
 from pipelines.tools.demo.scenes.scene_captions import caption_of
 from pipelines.tools.demo.scenes.scenes import held_out_scenes, render_scene, scene_random
@@ -60,7 +60,7 @@ def trained(codec):
         model(input_ids=input_ids, image_codes=records.image_codes, return_logits=False).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-    return DrawingParts(name="org/trained", model=model.eval(), processor=processor, codec=codec)
+    return DrawingContext(name="org/trained", model=model.eval(), processor=processor, codec=codec)
 
 
 @pytest.fixture(scope="session")
@@ -69,9 +69,9 @@ def parts(trained):
 
 
 @pytest.fixture(scope="session")
-def yardsticks(codec):
+def references(codec):
     clip = ClipReranker.from_pretrained(PRETRAINED_CLIP)
-    return Yardsticks(
+    return EvaluationReferences(
         lpips=None,
         judge=None,
         held_out=made_records(codec, 2),
@@ -93,6 +93,6 @@ def with_noise(parts):
             for tensor in model.parameters():
                 if tensor.numel() > 1:
                     tensor.add_(torch.randn(tensor.shape, generator=generator) * tensor.std() * share)
-        return DrawingParts(name=f"noise {share}", model=model, processor=parts.processor, codec=parts.codec)
+        return DrawingContext(name=f"noise {share}", model=model, processor=parts.processor, codec=parts.codec)
 
     return noisy

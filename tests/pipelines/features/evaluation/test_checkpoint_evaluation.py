@@ -32,8 +32,8 @@ def silent(*_):
 
 
 @pytest.fixture(scope="module")
-def measured(parts, yardsticks, tmp_path_factory):
-    return evaluate_checkpoint(parts, yardsticks, OPTIONS, tmp_path_factory.mktemp("drawn"), silent)
+def measured(parts, references, tmp_path_factory):
+    return evaluate_checkpoint(parts, references, OPTIONS, tmp_path_factory.mktemp("drawn"), silent)
 
 
 def values(measurement):
@@ -54,8 +54,8 @@ def test_all_figures_are_there_with_their_intervals(measured):
     assert measured.pictures.shape == (48, 3, 128, 128)
 
 
-def test_losses_are_those_of_the_whole_batch(parts, yardsticks, measured):
-    held_out = yardsticks.held_out
+def test_losses_are_those_of_the_whole_batch(parts, references, measured):
+    held_out = references.held_out
     ids = torch.as_tensor(parts.processor(text=list(held_out.captions))["input_ids"])
     with torch.no_grad():
         whole = parts.model(input_ids=ids, image_codes=held_out.image_codes, return_logits=False)
@@ -66,9 +66,9 @@ def test_losses_are_those_of_the_whole_batch(parts, yardsticks, measured):
 
 
 def test_identical_checkpoints_have_identical_figures_but_for_rounding_in_other_batches(
-    parts, yardsticks, measured, tmp_path
+    parts, references, measured, tmp_path
 ):
-    again = evaluate_checkpoint(parts, yardsticks, dataclasses.replace(OPTIONS, batch_size=5), tmp_path, silent)
+    again = evaluate_checkpoint(parts, references, dataclasses.replace(OPTIONS, batch_size=5), tmp_path, silent)
     are_equal = [torch.equal(one, other) for one, other in zip(measured.pictures, again.pictures, strict=True)]
     assert sum(are_equal) >= len(are_equal) - 2, "of 9,000 codes hardly one lies within rounding of another choice"
     undrawn = ("loss", "caption_loss", "picture_loss", "psnr", "rfid@clip")
@@ -78,35 +78,35 @@ def test_identical_checkpoints_have_identical_figures_but_for_rounding_in_other_
     assert all(item.verdict == "same" for item in compare(measured, again))
 
 
-def test_identical_checkpoints_have_identical_figures(parts, yardsticks, measured, tmp_path):
-    again = evaluate_checkpoint(parts, yardsticks, OPTIONS, tmp_path, silent)
+def test_identical_checkpoints_have_identical_figures(parts, references, measured, tmp_path):
+    again = evaluate_checkpoint(parts, references, OPTIONS, tmp_path, silent)
     assert values(again) == pytest.approx(values(measured), rel=1e-6)
 
 
-def test_what_has_been_drawn_is_not_drawn_again_and_damage_is(parts, yardsticks, measured, tmp_path):
-    evaluate_checkpoint(parts, yardsticks, OPTIONS, tmp_path, silent)
+def test_what_has_been_drawn_is_not_drawn_again_and_damage_is(parts, references, measured, tmp_path):
+    evaluate_checkpoint(parts, references, OPTIONS, tmp_path, silent)
     first, *others = sorted(tmp_path.glob("*.safetensors"))
     assert 1 + len(others) == math.ceil(48 / PROMPTS_PER_CHUNK)
     written = {path: path.stat().st_mtime_ns for path in others}
     first.write_bytes(first.read_bytes()[:-5])
-    again = evaluate_checkpoint(parts, yardsticks, OPTIONS, tmp_path, silent)
+    again = evaluate_checkpoint(parts, references, OPTIONS, tmp_path, silent)
     assert {path: path.stat().st_mtime_ns for path in others} == written
     assert values(again) == pytest.approx(values(measured), rel=1e-6)
 
 
-def test_another_sampler_or_model_does_not_take_what_others_have_drawn(parts, yardsticks, with_noise, tmp_path):
-    evaluate_checkpoint(parts, yardsticks, OPTIONS, tmp_path, silent)
+def test_another_sampler_or_model_does_not_take_what_others_have_drawn(parts, references, with_noise, tmp_path):
+    evaluate_checkpoint(parts, references, OPTIONS, tmp_path, silent)
     number = len(list(tmp_path.iterdir()))
-    evaluate_checkpoint(with_noise(0.01), yardsticks, OPTIONS, tmp_path, silent)
+    evaluate_checkpoint(with_noise(0.01), references, OPTIONS, tmp_path, silent)
     colder = dataclasses.replace(OPTIONS, sampling=dataclasses.replace(OPTIONS.sampling, temperature=0.5))
-    evaluate_checkpoint(parts, yardsticks, colder, tmp_path, silent)
+    evaluate_checkpoint(parts, references, colder, tmp_path, silent)
     assert len(list(tmp_path.iterdir())) == 3 * number
 
 
-def test_the_more_noise_is_in_the_weights_the_worse_the_figures_are(parts, yardsticks, measured, with_noise, tmp_path):
+def test_the_more_noise_is_in_the_weights_the_worse_the_figures_are(parts, references, measured, with_noise, tmp_path):
     found = [values(measured)]
     for share in (0.3, 0.5, 0.7):
-        noisy = evaluate_checkpoint(with_noise(share), yardsticks, OPTIONS, tmp_path, silent)
+        noisy = evaluate_checkpoint(with_noise(share), references, OPTIONS, tmp_path, silent)
         found.append(values(noisy))
         verdicts = {item.name: item.verdict for item in compare(measured, noisy)}
         assert verdicts["fid@clip"] == "first" and verdicts["clip_score"] in ("first", "same")
@@ -134,7 +134,7 @@ def test_weights_of_8_bits_are_told_apart(parts):
     assert in_8_bits(1) == in_8_bits(1) and len({weights_digest(parts.model), in_8_bits(1), in_8_bits(2)}) == 3
 
 
-def test_a_report_can_be_read_and_a_page_needs_no_other_file(parts, measured, yardsticks, tmp_path):
+def test_a_report_can_be_read_and_a_page_needs_no_other_file(parts, measured, references, tmp_path):
     subject = dict(name="org/trained", revision=None, epoch=3, codec=None, precision="float32")
     report = EvaluationReport(
         subject=subject, settings=dict(top_k=None, temperature=1.0), command="dalle-collab evaluate x",
@@ -144,14 +144,14 @@ def test_a_report_can_be_read_and_a_page_needs_no_other_file(parts, measured, ya
     assert {figure["name"] for figure in facts["figures"]} == set(values(measured))
     assert facts["left_out"] and facts["made_with"]["torch-fidelity"] and facts["command"].startswith("dalle-collab")
     assert figures_table(report).row_count == len(measured.figures) + 1
-    prompts = ["<script>alert(1)</script>", *yardsticks.held_out.captions[1:]]
+    prompts = ["<script>alert(1)</script>", *references.held_out.captions[1:]]
     page = comparison_page((describe(report), "b"), prompts, (measured, measured), compare(measured, measured))
     assert "<script>" not in page and "&lt;script&gt;" in page and "http" not in page.replace("<!doctype", "")
     assert page.count("data:image/png;base64,") == 2 * 48 and "org/trained, epoch 3, float32, temperature 1.0" in page
 
 
-def test_without_clip_or_originals_the_rest_is_computed(parts, yardsticks, tmp_path):
-    bare = dataclasses.replace(yardsticks, clip=None, extractors=(), originals=None, training=None)
+def test_without_clip_or_originals_the_rest_is_computed(parts, references, tmp_path):
+    bare = dataclasses.replace(references, clip=None, extractors=(), originals=None, training=None)
     found = evaluate_checkpoint(parts, bare, dataclasses.replace(OPTIONS, num_candidates=1), tmp_path, silent)
     assert set(values(found)) == {"loss", "caption_loss", "picture_loss"}
 

@@ -1,4 +1,4 @@
-"""What is announced before a round of contributions, and what a shelf holds of them, and for how long."""
+"""What is announced before a round of contributions, and what a cache holds of them, and for how long."""
 
 import asyncio
 import hashlib
@@ -17,7 +17,7 @@ from pipelines.features.sparse.announcement import (
     announced_in,
     drawn_order,
 )
-from pipelines.features.sparse.shelf import MOST_GIFTS, MOST_TAKEN, Shelf
+from pipelines.features.sparse.contribution_cache import MOST_GIFTS, MOST_TAKEN, ContributionCache
 
 
 @pytest.mark.parametrize("fan_out", [None, peer(9)])
@@ -64,44 +64,44 @@ def test_everybody_draws_the_same_order_and_other_contributions_another_one():
     assert drawn_order(b"0", peers) == drawn_order(b"0", peers[::-1])
 
 
-def test_a_shelf_holds_the_last_two_rounds_and_takes_one_gift_of_each_giver_and_round():
-    shelf = Shelf(SIZES)
-    assert not shelf.accept(peer(1), SIZES.start, 0), "it has begun no round"
-    shelf.begin_round(EPOCH)
-    shelf.put(b"a", b"old", EPOCH)
-    assert shelf.accept(peer(1), SIZES.start, EPOCH)
-    assert not shelf.accept(peer(1), SIZES.start, EPOCH)
-    assert shelf.accept(peer(1), SIZES.start, EPOCH + 1), "it may have begun the next round before this peer"
-    assert not shelf.accept(peer(2), SIZES.stop, EPOCH)
-    assert not any(shelf.accept(peer(2), SIZES.start, epoch) for epoch in (EPOCH - 2, EPOCH + 2, 10**9))
-    shelf.begin_round(EPOCH + 1)
-    assert shelf.get(b"a") == b"old"
-    shelf.begin_round(EPOCH + 2)
-    assert shelf.get(b"a") is None
+def test_a_cache_holds_the_last_two_rounds_and_takes_one_gift_of_each_giver_and_round():
+    cache = ContributionCache(SIZES)
+    assert not cache.accept(peer(1), SIZES.start, 0), "it has begun no round"
+    cache.begin_round(EPOCH)
+    cache.put(b"a", b"old", EPOCH)
+    assert cache.accept(peer(1), SIZES.start, EPOCH)
+    assert not cache.accept(peer(1), SIZES.start, EPOCH)
+    assert cache.accept(peer(1), SIZES.start, EPOCH + 1), "it may have begun the next round before this peer"
+    assert not cache.accept(peer(2), SIZES.stop, EPOCH)
+    assert not any(cache.accept(peer(2), SIZES.start, epoch) for epoch in (EPOCH - 2, EPOCH + 2, 10**9))
+    cache.begin_round(EPOCH + 1)
+    assert cache.get(b"a") == b"old"
+    cache.begin_round(EPOCH + 2)
+    assert cache.get(b"a") is None
 
 
-def test_a_shelf_is_bounded_in_gifts_and_in_how_often_a_peer_takes_one():
-    shelf = Shelf(SIZES)
-    shelf.begin_round(EPOCH)
+def test_a_cache_is_bounded_in_gifts_and_in_how_often_a_peer_takes_one():
+    cache = ContributionCache(SIZES)
+    cache.begin_round(EPOCH)
     givers = [PeerID(b"\x12\x20" + bytes([1, number]) * 16) for number in range(MOST_GIFTS + 1)]
-    assert [shelf.accept(giver, SIZES.start, EPOCH) for giver in givers] == [True] * MOST_GIFTS + [False]
-    shelf.put(b"a", b"content", EPOCH)
-    assert [shelf.may_take(peer(1), b"a") for _ in range(MOST_TAKEN + 1)] == [True] * MOST_TAKEN + [False]
-    assert shelf.may_take(peer(2), b"a")
+    assert [cache.accept(giver, SIZES.start, EPOCH) for giver in givers] == [True] * MOST_GIFTS + [False]
+    cache.put(b"a", b"content", EPOCH)
+    assert [cache.may_take(peer(1), b"a") for _ in range(MOST_TAKEN + 1)] == [True] * MOST_TAKEN + [False]
+    assert cache.may_take(peer(2), b"a")
 
 
-def test_a_shelf_waits_for_what_is_coming_and_for_nothing_else():
+def test_a_cache_waits_for_what_is_coming_and_for_nothing_else():
     async def wait():
-        shelf = Shelf(SIZES)
-        shelf.begin_round(EPOCH)
-        assert await shelf.find(b"a", 0.0) is None
-        with shelf.coming(b"a"):
-            waiting = asyncio.create_task(shelf.find(b"a", 60.0))
-            failing = asyncio.create_task(shelf.find(b"b", 60.0))
-            with shelf.coming(b"b"):
+        cache = ContributionCache(SIZES)
+        cache.begin_round(EPOCH)
+        assert await cache.find(b"a", 0.0) is None
+        with cache.coming(b"a"):
+            waiting = asyncio.create_task(cache.find(b"a", 60.0))
+            failing = asyncio.create_task(cache.find(b"b", 60.0))
+            with cache.coming(b"b"):
                 await asyncio.sleep(0)
             await asyncio.sleep(0)
-            shelf.put(b"a", b"content", EPOCH)
+            cache.put(b"a", b"content", EPOCH)
         assert await waiting == b"content"
         assert await failing is None
 

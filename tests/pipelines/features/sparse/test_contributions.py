@@ -17,17 +17,17 @@ from hivemind.utils import MSGPackSerializer
 from hivemind.utils.asyncio import as_aiter
 
 from pipelines.core.admission.averaging_gate import GroupSignatures
-from pipelines.core.averaging.group.avoidance import Avoidance
-from pipelines.core.averaging.reduce.suspects import Offence
+from pipelines.core.averaging.group.blocklist import Blocklist
+from pipelines.core.averaging.reduce.suspects import Misbehaviour
 from pipelines.features.sparse.announcement import (
     Announcement,
     agreed_records,
 )
 from pipelines.features.sparse.codec import LEVELS_START, MARK, MOST_SAMPLES
-from pipelines.features.sparse.deliveries import AlteredError, Deliveries, NotHeldError
+from pipelines.features.sparse.contribution_cache import ContributionCache
 from pipelines.features.sparse.mean import mean
 from pipelines.features.sparse.round import ContributionRound, ContributionTerms
-from pipelines.features.sparse.shelf import Shelf
+from pipelines.features.sparse.transfers import AlteredError, NotHeldError, Transfers
 
 MAX_WEIGHT_RATIO = 8.0
 
@@ -36,22 +36,22 @@ class Wire:
     """Members' deliveries, each reached by the others' calls as over the network."""
 
     def __init__(self):
-        self.deliveries = {}
+        self.transfers = {}
         self.taken = []
         self.num_bytes = dict.fromkeys(range(256), 0)
 
-    def add(self, member, kind=Deliveries):
+    def add(self, member, kind=Transfers):
         def count(number):
             self.num_bytes[member] = self.num_bytes.get(member, 0) + number
 
-        shelf = Shelf(SIZES)
-        shelf.begin_round(EPOCH)
-        self.deliveries[member] = kind(
-            shelf, lambda other: _Stub(self.deliveries.get(other), member), count_bytes=count, upload_limit=None,
+        cache = ContributionCache(SIZES)
+        cache.begin_round(EPOCH)
+        self.transfers[member] = kind(
+            cache, lambda other: _Stub(self.transfers.get(other), member), count_bytes=count, upload_limit=None,
             sign_receipt=lambda digest, epoch: b"receipt",
             note_taken=lambda digest: self.taken.append((member, digest)),
         )  # fmt: skip
-        return self.deliveries[member]
+        return self.transfers[member]
 
 
 class _Stub:
@@ -70,12 +70,12 @@ class _Stub:
         return self._answering
 
 
-class Omitting(Deliveries):
+class Omitting(Transfers):
     async def pass_on(self, taker, request):
         yield averaging_pb2.DownloadData()
 
 
-class Altering(Deliveries):
+class Altering(Transfers):
     async def pass_on(self, taker, request):
         async for message in super().pass_on(taker, request):
             if message.tensor_part.buffer:
@@ -88,7 +88,7 @@ def test_a_gift_can_be_taken_from_who_has_it_and_its_owner_shows_the_receipt():
         wire = Wire()
         owner, _, other = (wire.add(peer(number)) for number in (1, 2, 3))
         announcement = replace(Announcement.of(content(1), {}), fan_out=peer(2))
-        owner.shelf.put(announcement.digest, content(1), EPOCH)
+        owner.cache.put(announcement.digest, content(1), EPOCH)
         with pytest.raises(NotHeldError):
             await other.take(peer(2), announcement, 5.0, is_patient=False)
         await owner.give(peer(2), announcement, EPOCH)
@@ -106,7 +106,7 @@ def test_other_bytes_than_those_asked_for_are_noticed():
         wire = Wire()
         liar, other = wire.add(peer(1), Altering), wire.add(peer(2))
         announcement = Announcement.of(content(1), {})
-        liar.shelf.put(announcement.digest, content(1), EPOCH)
+        liar.cache.put(announcement.digest, content(1), EPOCH)
         with pytest.raises(AlteredError):
             await other.take(peer(1), announcement, 5.0, is_patient=False)
 
@@ -116,13 +116,13 @@ def test_other_bytes_than_those_asked_for_are_noticed():
 @pytest.mark.parametrize("chunks", [[b""], [b"x" * SIZES.start, b"x"], [b"x" * 10**6], [b"wrong" * 20]])
 def test_a_gift_that_is_not_what_was_announced_is_not_kept(chunks):
     async def give():
-        deliveries = Wire().add(peer(1))
+        transfers = Wire().add(peer(1))
         digest, fields = hashlib.sha256(b"other").digest(), averaging_pb2.AveragingData
         hello = fields(peer_id=MSGPackSerializer.dumps([digest, SIZES.start, EPOCH]))
         parts = [fields(tensor_part=runtime_pb2.Tensor(buffer=chunk)) for chunk in chunks]
-        answers = [answer.code async for answer in deliveries.receive(peer(2), as_aiter(hello, *parts))]
+        answers = [answer.code async for answer in transfers.receive(peer(2), as_aiter(hello, *parts))]
         assert answers == [averaging_pb2.ACCEPTED, averaging_pb2.PROTOCOL_VIOLATION]
-        assert deliveries.shelf.get(digest) is None
+        assert transfers.cache.get(digest) is None
 
     asyncio.run(asyncio.wait_for(give(), 60))
 
@@ -136,11 +136,11 @@ class Group:
         self.announced = {}
         for member, own in contents.items():
             if member not in absent:
-                self.wire.add(member, kinds.get(member, Deliveries))
+                self.wire.add(member, kinds.get(member, Transfers))
             if own is not None:
                 self.announced[member] = replace(Announcement.of(own, {}), fan_out=fan_out)
                 if member not in absent:
-                    self.wire.deliveries[member].shelf.put(self.announced[member].digest, own, EPOCH)
+                    self.wire.transfers[member].cache.put(self.announced[member].digest, own, EPOCH)
         self.modes = dict.fromkeys(members, AveragingMode.NODE)
 
     def round_of(self, member, seconds=20.0, *, is_last_attempt=False):
@@ -150,7 +150,7 @@ class Group:
         )  # fmt: skip
         signatures = GroupSignatures(gate=None, tokens={})  # everything counts as signed
         return ContributionRound(
-            terms, CODEC, self.wire.deliveries[member], signatures, Avoidance(5.0, 60.0),
+            terms, CODEC, self.wire.transfers[member], signatures, Blocklist(5.0, 60.0),
             lambda digest, scale: self.scales.update({(member, digest): scale}),
         )  # fmt: skip
 
@@ -165,7 +165,7 @@ class Group:
                 return None
 
         async def all_of_them():
-            rounds = {member: self.round_of(member, **settings) for member in self.wire.deliveries}
+            rounds = {member: self.round_of(member, **settings) for member in self.wire.transfers}
             results = await asyncio.gather(*map(one, rounds.values()))
             return rounds, dict(zip(rounds, results, strict=True))
 
@@ -199,7 +199,7 @@ def test_all_members_and_who_only_listens_come_to_the_same_mean(fan_out):
 def test_a_contribution_that_only_one_member_was_given_reaches_all():
     dead = peer(1)
     group = Group({peer(number): content(number) for number in range(1, 5)}, absent=[dead])
-    group.wire.deliveries[peer(3)].shelf.put(group.announced[dead].digest, content(1), EPOCH)
+    group.wire.transfers[peer(3)].cache.put(group.announced[dead].digest, content(1), EPOCH)
     _, results = group.collect()
     assert_all_have(results, expected(*[content(number) for number in range(1, 5)]))
 
@@ -211,7 +211,7 @@ def test_what_nobody_gives_counts_as_not_made_in_the_last_attempt_and_its_owner_
     rounds, results = group.collect(seconds=2.0, is_last_attempt=True)
     for member in (peer(3), peer(4)):
         assert rounds[member].lost_senders == {liar, dead}
-        assert rounds[member].offences == {(liar, Offence.WITHHELD), (dead, Offence.WITHHELD)}
+        assert rounds[member].offences == {(liar, Misbehaviour.WITHHELD), (dead, Misbehaviour.WITHHELD)}
     assert_all_have({m: results[m] for m in (peer(3), peer(4))}, expected(content(3), content(4)))
 
 
@@ -226,19 +226,21 @@ def test_an_attempt_before_the_last_one_waits_until_it_is_aborted_and_knows_for_
                 await round_.collect()
         round_.name_late_senders()
         assert round_.late_senders == {dead}
-        assert round_.offences == {(dead, Offence.WITHHELD)}
+        assert round_.offences == {(dead, Misbehaviour.WITHHELD)}
 
     asyncio.run(wait())
 
 
-@pytest.mark.parametrize(("kind", "offence"), [(Omitting, Offence.NOT_PASSED_ON), (Altering, Offence.ALTERED)])
+@pytest.mark.parametrize(
+    ("kind", "offence"), [(Omitting, Misbehaviour.NOT_PASSED_ON), (Altering, Misbehaviour.ALTERED)]
+)
 def test_a_fan_out_node_that_does_not_pass_on_what_it_has_accepted_is_named(kind, offence):
     fan_out = peer(9)
     group = Group({peer(1): content(1), peer(2): content(2), fan_out: None}, fan_out=fan_out, kinds={fan_out: kind})
 
     async def give():
         for owner, announcement in group.announced.items():
-            await group.wire.deliveries[owner].give(fan_out, announcement, EPOCH)
+            await group.wire.transfers[owner].give(fan_out, announcement, EPOCH)
 
     asyncio.run(give())
     rounds, results = group.collect()
@@ -262,7 +264,7 @@ def test_contributions_that_cannot_be_used_count_for_nobody():
     rounds, results = group.collect()
     assert_all_have(results, expected(*[content(number) for number in range(3, 6)], content(2, 1e6)))
     for round_ in rounds.values():
-        assert round_.offences == {(broken, Offence.UNREADABLE), (far_off, Offence.FAR_OFF)}
+        assert round_.offences == {(broken, Misbehaviour.UNREADABLE), (far_off, Misbehaviour.FAR_OFF)}
         assert round_.banned_senders == {broken}
 
 
@@ -308,13 +310,13 @@ def test_samples_that_nobody_can_have_make_a_contribution_unreadable(number):
     contents = {peer(number): content(number) for number in range(1, 4)}
     rounds, results = Group(contents | {peer(5): false}).collect()
     assert_all_have(results, expected(*contents.values()))
-    assert all(round_.offences == {(peer(5), Offence.UNREADABLE)} for round_ in rounds.values())
+    assert all(round_.offences == {(peer(5), Misbehaviour.UNREADABLE)} for round_ in rounds.values())
 
 
 def test_samples_beyond_a_members_records_count_for_nobody_and_it_is_named():
     contents = {peer(number): content(number) for number in range(1, 4)} | {peer(5): content(5, 10.0, 160)}
     rounds, results = Group(contents, recorded=dict.fromkeys(contents, 32.0)).collect()
-    assert all(round_.offences == {(peer(5), Offence.EXCESS_WEIGHT)} for round_ in rounds.values())
+    assert all(round_.offences == {(peer(5), Misbehaviour.EXCESS_WEIGHT)} for round_ in rounds.values())
     updates = [CODEC.decode(own) for own in contents.values()]
     assert_all_have(results, mean(CODEC, updates, [16.0, 16.0, 16.0, 32.0]))
 

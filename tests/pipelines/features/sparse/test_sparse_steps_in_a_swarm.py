@@ -137,7 +137,7 @@ def test_a_contribution_is_sent_once_where_there_is_a_fan_out_node_and_a_newcome
 def test_whatever_a_fan_out_node_does_peers_stay_equal_and_name_it(tmp_path, kind, offence):
     run = sparse_run(num_epochs=5)
     with Swarm(tmp_path, run, num_peers=3) as swarm:
-        fan_out = start_fan_out(swarm, deliveries=kind)
+        fan_out = start_fan_out(swarm, transfers=kind)
         peers = [swarm.start(name) for name in ("anna", "bert", "cleo")]
         for peer in peers:
             peer.wait_for("finished")
@@ -151,7 +151,7 @@ def test_a_member_that_announces_and_does_not_deliver_is_left_out_by_all(tmp_pat
     run = sparse_run(num_epochs=4)
     with Swarm(tmp_path, run, num_peers=4) as swarm:
         peers = [swarm.start(name) for name in ("anna", "bert", "cleo")]
-        other = swarm.start("other", deliveries=kind)
+        other = swarm.start("other", transfers=kind)
         for peer in peers:
             peer.wait_for("finished")
     assert_equal_bits(*final_parameters(swarm, *peers))

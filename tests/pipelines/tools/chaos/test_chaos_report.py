@@ -109,7 +109,7 @@ def test_a_loss_falls_if_no_sixth_of_the_run_rises_beyond_noise(losses, falls):
     assert falls_within_noise([loss for loss in losses for _ in range(5)]) is falls
 
 
-def seen_by_customers(**changes):
+def seen_by_clients(**changes):
     values = dict(
         num_drawn=9, num_drawn_otherwise=0, num_candidates_lost=3, num_computed=4, num_computed_otherwise=0,
         num_holes=0, num_times_holes_named=0, has_computed_after_holes=False, num_false_servers=0,
@@ -121,14 +121,14 @@ def seen_by_customers(**changes):
 @pytest.mark.parametrize(
     ("seen", "unmet"),
     [
-        (seen_by_customers(), []),
-        (seen_by_customers(num_drawn_otherwise=1), ["what is served equals what one machine draws"]),
-        (seen_by_customers(num_computed_otherwise=1), ["what is served equals what one machine draws"]),
-        (seen_by_customers(num_honest_servers_named=1), ["no honest server accused"]),
-        (seen_by_customers(num_false_servers=1), ["who draws falsely is named"]),
-        (seen_by_customers(num_false_servers=1, num_false_servers_named=1), []),
-        (seen_by_customers(num_holes=1), ["missing layers are named, and used once they are served"]),
-        (seen_by_customers(num_holes=1, num_times_holes_named=2, has_computed_after_holes=True), []),
+        (seen_by_clients(), []),
+        (seen_by_clients(num_drawn_otherwise=1), ["what is served equals what one machine draws"]),
+        (seen_by_clients(num_computed_otherwise=1), ["what is served equals what one machine draws"]),
+        (seen_by_clients(num_honest_servers_named=1), ["no honest server accused"]),
+        (seen_by_clients(num_false_servers=1), ["who draws falsely is named"]),
+        (seen_by_clients(num_false_servers=1, num_false_servers_named=1), []),
+        (seen_by_clients(num_holes=1), ["missing layers are named, and used once they are served"]),
+        (seen_by_clients(num_holes=1, num_times_holes_named=2, has_computed_after_holes=True), []),
     ],
 )
 def test_what_customers_have_seen_is_judged_where_something_is_served(seen, unmet):

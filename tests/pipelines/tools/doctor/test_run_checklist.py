@@ -5,9 +5,9 @@ from cryptography.hazmat.primitives.asymmetric import ed25519
 from swarm_of_processes import tiny_run
 
 from pipelines.core.admission.tokens import public_text
-from pipelines.features.publishing.metrics.course import PublishedCheckpoint, RunRecord
 from pipelines.features.publishing.metrics.credit.contributors import Contributor
 from pipelines.features.publishing.metrics.report import peer_hours, report_markdown, total_bytes
+from pipelines.features.publishing.metrics.run_archive import PublishedCheckpoint, RunArchive
 from pipelines.tools.doctor.organiser_checks import (
     check_card,
     check_commit_budget,
@@ -179,7 +179,7 @@ def record(**changes):
         checkpoints=[PublishedCheckpoint(epoch=30, commit="c" * 40, time=1_700_000_300.0)],
         checkpoint_bytes=1_500_000, dataset_bytes=2_000, num_commits=7,
     )  # fmt: skip
-    return RunRecord(**(values | changes))
+    return RunArchive(**(values | changes))
 
 
 def test_the_report_has_every_setting_the_course_the_people_and_the_costs():

@@ -21,8 +21,8 @@ from pipelines.features.publishing.card.header import organisers_header
 from pipelines.features.publishing.card.licences import NOT_KNOWN, sources_of
 from pipelines.features.publishing.metrics.evaluation.result_files import results_yaml
 from pipelines.features.publishing.metrics.loss_curve import draw_loss_curve
-from pipelines.features.publishing.metrics.reel import read_index, take_over_reel
 from pipelines.features.publishing.metrics.run_metrics import RunMetrics
+from pipelines.features.publishing.metrics.sample_gallery import read_index, take_over_gallery
 from pipelines.features.publishing.publishable_task import CheckpointFacts, PublishableTask, Source
 from pipelines.features.publishing.repository.snapshot import RunSnapshot
 
@@ -74,7 +74,7 @@ class ShownFiles:
             with tempfile.TemporaryDirectory(prefix="dalle-collab-metrics-") as cache:
                 published = head.download_matching(*patterns, cache=Path(cache))
                 self.metrics.take_over(published / METRICS_FOLDER)
-                take_over_reel(self.reel_folder, published / REEL_FOLDER, self.task.run.reel_prompts)
+                take_over_gallery(self.reel_folder, published / REEL_FOLDER, self.task.run.reel_prompts)
 
     def _texts(self, head: RunSnapshot | None) -> dict[str, bytes]:
         figures, texts = self.metrics.figures(), {}
@@ -85,7 +85,7 @@ class ShownFiles:
         return {name: text.encode() for name, text in texts.items()}
 
     def _facts_of_now(self, facts: CheckpointFacts, head: RunSnapshot) -> CheckpointFacts:
-        reel = read_index(self.reel_folder)
+        gallery = read_index(self.reel_folder)
         return replace(
             facts,
             history=self.metrics.history(),
@@ -94,7 +94,7 @@ class ShownFiles:
             header=organisers_header(head.card),
             sources=self._read_sources(),
             contributors=self.metrics.contributor_table(NAMES_IN_THE_CARD),
-            picture=f"{REEL_FOLDER}/{reel[-1]['file']}" if reel else None,
+            picture=f"{REEL_FOLDER}/{gallery[-1]['file']}" if gallery else None,
             prompts=self.task.run.reel_prompts,
         )
 

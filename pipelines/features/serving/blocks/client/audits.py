@@ -22,12 +22,12 @@ from torch import Tensor
 
 from hub_tools.counted import counted
 from pipelines.core.swarm.streams.refusals import PeerGoneError, Refusal
-from pipelines.features.serving.avoided import AvoidedServers, avoided_words
 from pipelines.features.serving.blocks.routing import Hop, NoChainError
 from pipelines.features.serving.draw.audits import EXACT
 from pipelines.features.serving.draw.evidence import excesses
-from pipelines.features.serving.draw.media.choice import medium_of
-from pipelines.features.serving.draw.requests import Wish
+from pipelines.features.serving.draw.modalities.choice import modality_of
+from pipelines.features.serving.draw.requests import SamplingRequest
+from pipelines.features.serving.server_blocklist import ServerBlocklist, blocklist_words
 
 logger = logging.getLogger(__name__)
 
@@ -69,17 +69,17 @@ class BlockAudits:
         *,
         share: float,
         precision: str | None = "float32",
-        avoided: AvoidedServers | None = None,
+        blocklist: ServerBlocklist | None = None,
         secret: int | None = None,
     ) -> None:
         """`share` of the prompts are checked. `precision` is that of the servers, None: any; `secret` is for tests.
 
-        `avoided` is what is known already, and learns more.
+        `blocklist` is what is known already, and learns more.
         """
         if not 0 <= share <= 1:
             raise ValueError(f"The share of audited prompts is {share}, expected 0 to 1.")
         self.limit = max(LIMITS[codec], LEAST_LIMITS.get(precision or "int8", 0.0))
-        self._share, self.verdicts, self._avoided = share, list[AuditVerdict](), avoided or AvoidedServers()
+        self._share, self.verdicts, self._blocklist = share, list[AuditVerdict](), blocklist or ServerBlocklist()
         self._excesses, self._product, self._problem = list[float](), "", ""
         self._random = random.Random(secret) if secret is not None else random.SystemRandom()
 
@@ -104,7 +104,7 @@ class BlockAudits:
         verdict = self._verdict(hop, answer, witnesses)
         self.verdicts.append(verdict)
         if (liar := verdict.liar) is not None:
-            until = avoided_words(self._avoided.avoid(liar.peer, liar.user), liar.user)
+            until = blocklist_words(self._blocklist.avoid(liar.peer, liar.user), liar.user)
             logger.warning("Server %s has given a false answer (%.1e off): %s.", liar.peer, verdict.error, until)
         return verdict
 
@@ -122,16 +122,16 @@ class BlockAudits:
                 return AuditVerdict(hop=hop, outcome="lies", error=error, liar=hop)
         return AuditVerdict(hop=hop, outcome="disputed", error=error)
 
-    def compute_again(self, model: Any, wish: Wish, candidates: Sequence[int], codes: Tensor) -> None:
+    def compute_again(self, model: Any, sampling: SamplingRequest, candidates: Sequence[int], codes: Tensor) -> None:
         """Have candidates computed again by servers that took no part, with a model of `DistributedModel`.
 
         Their numbers, and codes (candidate, place) int64, given ones included.
         """
-        self._product = medium_of(model.config).product
+        self._product = modality_of(model.config).product
         try:
             with model.layers.route.only_others():
                 # One at a time: servers give a client a part of their memory, and a pass takes more than a step.
-                self._excesses += excesses(model, wish, candidates, codes, batch_size=1).tolist()
+                self._excesses += excesses(model, sampling, candidates, codes, batch_size=1).tolist()
         except (NoChainError, PeerGoneError, Refusal) as error:
             self._problem = str(error)
 
@@ -142,7 +142,7 @@ class BlockAudits:
         liars = {(one.liar.peer, one.liar.user): one.error for one in verdicts if one.liar is not None}
         lines = [
             f"Server {peer[-8:]} differs from two others by {error:.1e}, and honest ones by at most {limit:.0e}: "
-            f"another one has computed in its place, and {avoided_words(self._avoided.until(peer, user), user)}."
+            f"another one has computed in its place, and {blocklist_words(self._blocklist.until(peer, user), user)}."
             for (peer, user), error in liars.items()
         ]
         lines += [

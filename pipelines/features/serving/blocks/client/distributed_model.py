@@ -53,7 +53,7 @@ class DistributedModel:
         route = Route(swarm, name, model.revision, patience_seconds=patience_seconds, precision=precision)
         layers = RemoteLayers(route, shape, codec=codec, history_bytes=history_bytes)
         if audit_share:
-            layers.audits = BlockAudits(codec, share=audit_share, precision=precision, avoided=swarm.avoided)
+            layers.audits = BlockAudits(codec, share=audit_share, precision=precision, blocklist=swarm.blocklist)
         if model.config.get("model_type") == DALLE:
             from pipelines.features.serving.blocks.client.dalle_model import DistributedDalleCollab
 

@@ -12,11 +12,11 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from pipelines.core.swarm.streams.askers import Asker
 from pipelines.core.swarm.streams.refusals import PeerGoneError, Refusal
-from pipelines.features.serving.avoided import AvoidedServers
+from pipelines.core.swarm.streams.stream_clients import StreamClient
 from pipelines.features.serving.blocks.routing import Hop, NoChainError, ServedSpan, choose_chain
 from pipelines.features.serving.blocks.sessions import Answer, BlockServer, BlockSession
+from pipelines.features.serving.server_blocklist import ServerBlocklist
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ class ServerLink(Protocol):
 class Swarm(Protocol):
     """How servers are found and reached."""
 
-    avoided: AvoidedServers
+    blocklist: ServerBlocklist
     """Those that have answered falsely."""
 
     def served(self) -> Sequence[ServedSpan]:
@@ -79,7 +79,7 @@ class Route:
         """`precision` is that of the servers; None: any, so that the same request may get other codes."""
         self.swarm, self.repository, self.revision, self._precision = swarm, repository, revision, precision
         self._patience, self._clock = patience_seconds, clock
-        self._avoided: dict[str, float] = {}
+        self._blocklist: dict[str, float] = {}
         self._last_resorts: dict[str, float] = {}
         """Servers that were chosen although they had failed, and since when."""
 
@@ -103,11 +103,11 @@ class Route:
             self._measure()
         while True:
             now = self._clock()
-            self._avoided = {peer: until for peer, until in self._avoided.items() if until > now}
-            self._last_resorts = {p: since for p, since in self._last_resorts.items() if p in self._avoided}
+            self._blocklist = {peer: until for peer, until in self._blocklist.items() if until > now}
+            self._last_resorts = {p: since for p, since in self._last_resorts.items() if p in self._blocklist}
             try:
                 chain = choose_chain(
-                    self._usable(), layers, self.revision, repository=self.repository, avoid=self._avoided
+                    self._usable(), layers, self.revision, repository=self.repository, avoid=self._blocklist
                 )
             except NoChainError as error:
                 if now >= deadline:
@@ -118,14 +118,14 @@ class Route:
                 time.sleep(SECONDS_BETWEEN_LOOKS)
                 continue
             for hop in chain:
-                if hop.peer in self._avoided:
+                if hop.peer in self._blocklist:
                     self._last_resorts.setdefault(hop.peer, now)
             return chain
 
     def _measure(self) -> None:
         """Learn how far some servers are, and which of them can be reached, before the first choice."""
         self._is_measured = True
-        if named := self.swarm.avoided.named((span.peer, span.user) for span in self.swarm.served()):
+        if named := self.swarm.blocklist.named((span.peer, span.user) for span in self.swarm.served()):
             logger.warning("%s", named)
         peers = [span.peer for span in self._usable() if span.is_online and span.revision == self.revision]
         if len(peers) > 1:
@@ -137,7 +137,7 @@ class Route:
             link = self.swarm.connect(peer)
         except (PeerGoneError, Refusal) as error:
             logger.info("Server %s cannot be reached: %s", peer, error)
-            self._avoided[peer] = self._clock() + AVOIDED_SECONDS
+            self._blocklist[peer] = self._clock() + AVOIDED_SECONDS
             return
         self._round_trips[peer] = link.round_trip_seconds
         link.close()
@@ -150,7 +150,7 @@ class Route:
             span.peer: replace(hop, peer=span.peer, user=span.user)
             for span in own.values()
             if span.peer != hop.peer
-            and span.peer not in self._avoided
+            and span.peer not in self._blocklist
             and span.is_online
             and span.revision == self.revision
             and span.start <= hop.start
@@ -173,7 +173,7 @@ class Route:
             span
             for span in self.swarm.served()
             if self._precision in (None, span.precision)
-            and not self.swarm.avoided.avoids(span.peer, span.user)
+            and not self.swarm.blocklist.avoids(span.peer, span.user)
             and span.peer not in self._left_out
         ]
         if len(found) > MOST_SERVERS:  # anybody may say that he serves
@@ -209,7 +209,7 @@ class Route:
             time.sleep(SECONDS_BETWEEN_LOOKS)
         logger.info("Server %s is passed by for %.0f s: %s", peer, AVOIDED_SECONDS, error)
         self.num_failures += 1
-        self._avoided[peer] = self._clock() + AVOIDED_SECONDS
+        self._blocklist[peer] = self._clock() + AVOIDED_SECONDS
         if (link := self._links.pop(peer, None)) is not None:
             link.close()
 
@@ -236,7 +236,7 @@ class LocalSwarm(Swarm):
     """Spans on this machine in place of others' servers: the same code, nobody else."""
 
     def __init__(self, servers: Mapping[str, BlockServer]) -> None:
-        self._servers, self.avoided = dict(servers), AvoidedServers()
+        self._servers, self.blocklist = dict(servers), ServerBlocklist()
 
     def served(self) -> list[ServedSpan]:
         return [
@@ -261,7 +261,7 @@ class LocalLink(ServerLink):
     round_trip_seconds = 0.0
 
     def __init__(self, server: BlockServer) -> None:
-        self._session = BlockSession(server, Asker("this machine"))
+        self._session = BlockSession(server, StreamClient("this machine"))
 
     def ask(self, body: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Answer:
         return self._session.answer(body, tensors)

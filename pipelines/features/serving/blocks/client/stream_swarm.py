@@ -15,13 +15,13 @@ from pipelines.core.swarm.streams.conversation import STEPS_OF_SILENCE, Conversa
 from pipelines.core.swarm.streams.peer_loop import PeerLoop
 from pipelines.core.swarm.streams.refusals import PeerGoneError
 from pipelines.features.publishing.repository.snapshot import RunSnapshot
-from pipelines.features.serving.avoided import AvoidedServers
 from pipelines.features.serving.blocks.client.route import ServerLink, Swarm
 from pipelines.features.serving.blocks.discovery import served_spans
 from pipelines.features.serving.blocks.routing import ServedSpan
 from pipelines.features.serving.blocks.service import MOST_MESSAGE_BYTES, SERVICE_NAME
 from pipelines.features.serving.blocks.sessions import Answer
-from pipelines.features.serving.entering import AskingPlace, place_to_ask
+from pipelines.features.serving.entering import ClientConnection, client_connection
+from pipelines.features.serving.server_blocklist import ServerBlocklist
 
 OPEN_SECONDS = 5.0
 NEWEST = 0.3
@@ -35,9 +35,9 @@ STALL_SECONDS = 60.0
 class StreamSwarm(Swarm):
     """The servers of a run; see `Swarm`. Methods may be called from any thread but the loop's."""
 
-    def __init__(self, place: AskingPlace, *, avoided: AvoidedServers | None = None) -> None:
+    def __init__(self, place: ClientConnection, *, blocklist: ServerBlocklist | None = None) -> None:
         """Reading `place.servers` may take a while; what it returned is used until it returns again."""
-        self.avoided, self._place = avoided or AvoidedServers(), place
+        self.blocklist, self._place = blocklist or ServerBlocklist(), place
         self._links: weakref.WeakSet[StreamLink] = weakref.WeakSet()
         self._lock = threading.Lock()
         self._found: Sequence[ServedSpan] = ()
@@ -85,8 +85,8 @@ def join_as_client(
         AdmissionRefusedError: the run's authority does not admit this user.
         ConnectionError: the Hub, the authority or the swarm cannot be reached.
     """
-    with place_to_ask(RunSnapshot.read(repository).run_to_enter, repository, network) as place:
-        swarm = StreamSwarm(place, avoided=AvoidedServers.of_run(repository))
+    with client_connection(RunSnapshot.read(repository).run_to_enter, repository, network) as place:
+        swarm = StreamSwarm(place, blocklist=ServerBlocklist.of_run(repository))
         try:
             yield swarm
         finally:

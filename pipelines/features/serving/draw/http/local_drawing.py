@@ -1,4 +1,4 @@
-"""Draws for programs on this machine with what is served to others, as one asker among them."""
+"""Draws for programs on this machine with what is served to others, as one client among them."""
 
 import dataclasses
 import io
@@ -17,12 +17,12 @@ from pipelines.features.serving.draw.http.picture_requests import PictureRequest
 from pipelines.features.serving.draw.http.refused import RefusedRequestError, bad
 from pipelines.features.serving.draw.http.text_answers import WrittenText, WrittenTexts, certain_part, until_stop
 from pipelines.features.serving.draw.http.text_requests import TextRequest
-from pipelines.features.serving.draw.media.choice import medium_of
-from pipelines.features.serving.draw.media.texts import finished_text
-from pipelines.features.serving.draw.requests import DrawRequest, Wish
+from pipelines.features.serving.draw.modalities.choice import modality_of
+from pipelines.features.serving.draw.modalities.texts import finished_text
+from pipelines.features.serving.draw.requests import DrawRequest, SamplingRequest
 from pipelines.tasks.text_to_image.image_codes.thumbnails import to_picture
 
-ASKER = "this machine"
+CLIENT = "this machine"
 MOST_AT_ONCE = 4
 SECONDS_TO_DRAW = 3600.0
 
@@ -38,9 +38,9 @@ class LocalDrawing:
         """Return pictures as PNG files; raises `RefusedRequestError` if too many are being drawn."""
         with self._checkpoint() as checkpoint:
             parts: Any = checkpoint.parts
-            ids = medium_of(parts.model.config).ids_of(parts.processor, asked.prompt)
-            wish = self._wish(checkpoint, ids, asked)
-            *_, codes = self._drawn(checkpoint, wish, asked.number)
+            ids = modality_of(parts.model.config).ids_of(parts.processor, asked.prompt)
+            sampling = self._sampling(checkpoint, ids, asked)
+            *_, codes = self._drawn(checkpoint, sampling, asked.number)
             with self._decoding, torch.no_grad():
                 images = parts.codec.decode(codes.to(parts.model.device))
         return [_png(image) for image in images]
@@ -62,7 +62,7 @@ class LocalDrawing:
                 )
             most = min(room, asked.options.num_image_codes or room)
             options = dataclasses.replace(asked.options, num_image_codes=most)
-            wish = dataclasses.replace(self._wish(checkpoint, ids, asked), options=options)
+            sampling = dataclasses.replace(self._sampling(checkpoint, ids, asked), options=options)
 
             def seen(row: Tensor) -> WrittenText:
                 finished = finished_text(tokenizer, row, config)
@@ -72,7 +72,7 @@ class LocalDrawing:
                 return WrittenText(text=text, num_tokens=finished.num_tokens, finish_reason=reason)
 
             yield WrittenTexts(num_prompt_tokens=ids.shape[1], texts=())
-            for tokens in self._drawn(checkpoint, wish, asked.number):
+            for tokens in self._drawn(checkpoint, sampling, asked.number):
                 written = WrittenTexts(num_prompt_tokens=ids.shape[1], texts=[seen(row) for row in tokens])
                 yield written
                 if tokens.shape[1] < most and all(text.finish_reason for text in written.texts):
@@ -81,7 +81,7 @@ class LocalDrawing:
     def _ids(self, checkpoint: ServedCheckpoint, asked: TextRequest) -> Tensor:
         tokenizer = checkpoint.parts.processor
         if asked.prompt is not None:
-            return medium_of(checkpoint.parts.model.config).ids_of(tokenizer, asked.prompt)
+            return modality_of(checkpoint.parts.model.config).ids_of(tokenizer, asked.prompt)
         if not getattr(tokenizer, "chat_template", None):
             raise bad(
                 "This run's tokenizer has no chat template, so its model was not made for chats. Ask for the "
@@ -106,22 +106,24 @@ class LocalDrawing:
         finally:
             self._places.release()
 
-    def _wish(self, checkpoint: ServedCheckpoint, ids: Tensor, asked: PictureRequest | TextRequest) -> Wish:
-        return Wish(
+    def _sampling(
+        self, checkpoint: ServedCheckpoint, ids: Tensor, asked: PictureRequest | TextRequest
+    ) -> SamplingRequest:
+        return SamplingRequest(
             revision=checkpoint.revision,
             precision=self._checkpoints.precision,
             tokenizer=checkpoint.tokenizer,
             input_ids=ids,
             seed=asked.seed,
             options=asked.options,
-            every=medium_of(checkpoint.parts.model.config).every(checkpoint.parts.model.config),
+            every=modality_of(checkpoint.parts.model.config).every(checkpoint.parts.model.config),
         )
 
-    def _drawn(self, checkpoint: ServedCheckpoint, wish: Wish, number: int) -> Iterator[Tensor]:
+    def _drawn(self, checkpoint: ServedCheckpoint, sampling: SamplingRequest, number: int) -> Iterator[Tensor]:
         """Yield the codes of candidates as they come, all so far: (candidate, place) int64."""
         news = queue.Queue[Tensor | Exception | None]()
-        request = DrawRequest(wish=wish, candidates=range(number))
-        job = Job(asker=ASKER, model=checkpoint.parts.model, request=request, tell=news.put)
+        request = DrawRequest(sampling=sampling, candidates=range(number))
+        job = Job(client=CLIENT, model=checkpoint.parts.model, request=request, tell=news.put)
         self._engine.submit(job)
         codes = torch.empty(number, 0, dtype=torch.int64)
         try:

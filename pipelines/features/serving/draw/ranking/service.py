@@ -37,14 +37,14 @@ class RankService:
         """
         while True:
             message = await conversation.receive(IDLE_SECONDS)
-            asker = conversation.asker
+            client = conversation.client
             asked = RankRequest.from_message(message.body, message.tensors, self._parts.codec.config)
-            with self._places.taken_during(asker, len(asked.codes)):
+            with self._places.taken_during(client, len(asked.codes)):
                 for codes in asked.codes.split(AT_ONCE):
                     if self._is_paused():
                         raise Refusal("leaving", "The server is paused by its owner.")
                     # Turns go by addresses: whoever makes himself many peers has no more of them.
-                    turn = self._thread.submit(asker.address, partial(self._scores, asked.caption, codes))
+                    turn = self._thread.submit(client.address, partial(self._scores, asked.caption, codes))
                     await conversation.send({}, dict(scores=await asyncio.wrap_future(turn)))
 
     def close(self) -> None:

@@ -30,7 +30,7 @@ def watch(repository: str, settings: Mapping[str, Any], identity_file: Path | No
     from huggingface_hub import get_token
 
     from pipelines.core.admission.client import seek_admission
-    from pipelines.core.run.door import door_of
+    from pipelines.core.run.admission_config import admission_config_of
     from pipelines.core.run.training_run import TrainingRun
     from pipelines.core.swarm.network_options import NetworkOptions
     from pipelines.core.swarm.node import open_dht
@@ -39,7 +39,7 @@ def watch(repository: str, settings: Mapping[str, Any], identity_file: Path | No
 
     run = TrainingRun.from_mapping(settings)
     with (
-        seek_admission(door_of(run, repository), identity_file, get_token()) as (own_identity, admission),
+        seek_admission(admission_config_of(run, repository), identity_file, get_token()) as (own_identity, admission),
         open_dht(
             repository,
             run.entry_addresses,

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pipelines.tasks.text_to_image.generation.generation_options import GenerationOptions
 from pipelines.tasks.text_to_image.generation.progressive_drawing import NUM_PREVIEWED
-from pipelines.tools.pages.drawing.volunteers import asking_program
+from pipelines.tools.pages.drawing.volunteers import client_program
 from pipelines.tools.pages.line_program import LineProgram
 
 logger = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ class Volunteers:
 
     def __init__(self, repository: str, options: VolunteerOptions) -> None:
         self.repository, self.options = repository, options
-        self._asker: _Asker | None = None
+        self._client: _StreamClient | None = None
         self._lock = threading.Lock()
 
     def draw(
@@ -85,11 +85,11 @@ class Volunteers:
             VolunteersError: nobody draws, or the program that asks has failed.
         """
         with self._lock:
-            if self._asker is None or self._asker.end_reason or self._asker.commit != commit:
+            if self._client is None or self._client.end_reason or self._client.commit != commit:
                 self.close()
-                self._asker = _Asker(self.repository, commit, self.options)
-            asker = self._asker
-        yield from asker.draw(
+                self._client = _StreamClient(self.repository, commit, self.options)
+            client = self._client
+        yield from client.draw(
             dict(
                 prompt=prompt,
                 num_candidates=options.num_candidates,
@@ -102,18 +102,18 @@ class Volunteers:
 
     def close(self) -> None:
         """End the program that asks."""
-        if self._asker is not None:
-            self._asker.end("The page asks for another checkpoint now.")
+        if self._client is not None:
+            self._client.end("The page asks for another checkpoint now.")
 
 
-class _Asker:
+class _StreamClient:
     """The program that asks for drawings of one checkpoint, from its start to its end."""
 
     def __init__(self, repository: str, commit: str | None, options: VolunteerOptions) -> None:
         self.commit, self.end_reason = commit, ""
         self._news: dict[int, queue.SimpleQueue[Mapping[str, Any]]] = {}
         self._num_asked, self._deadline = 0, time.monotonic() + SECONDS_TO_START
-        self._program = LineProgram(asking_program.__name__, self._hear)
+        self._program = LineProgram(client_program.__name__, self._hear)
         self._program.send(
             dict(
                 repository=repository,

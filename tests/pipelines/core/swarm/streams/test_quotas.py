@@ -4,16 +4,16 @@ import random
 
 import pytest
 
-from pipelines.core.swarm.streams.askers import UNKNOWN, Asker, asker_of
 from pipelines.core.swarm.streams.quotas import Quota
 from pipelines.core.swarm.streams.refusals import Refusal
+from pipelines.core.swarm.streams.stream_clients import UNKNOWN, StreamClient, stream_client_of
 
 HERE, THERE = "203.0.113.7", "2001:db8:1::/48"
 
 
 def test_a_quota_is_kept_by_each_peer_and_by_all_and_forgets_who_has_given_back():
     quota = Quota("bytes", per_peer=10, in_all=15)
-    a, b, c = (Asker(name, f"203.0.113.{number}") for number, name in enumerate("abc"))
+    a, b, c = (StreamClient(name, f"203.0.113.{number}") for number, name in enumerate("abc"))
     quota.take(a, 10)
     with pytest.raises(Refusal, match="1 more bytes would be above 10 for one peer"):
         quota.take(a, 1)
@@ -29,53 +29,53 @@ def test_a_thousand_peers_at_one_address_get_no_more_than_an_address_may_have():
     granted = 0
     for number in range(1000):
         try:
-            quota.take(Asker(f"peer {number}", HERE), 1)
+            quota.take(StreamClient(f"peer {number}", HERE), 1)
             granted += 1
         except Refusal as refusal:
             assert refusal.code == "busy" and "above 8 for one address" in refusal.text
     assert granted == 8
-    quota.take(Asker("a neighbour", THERE), 4)
+    quota.take(StreamClient("a neighbour", THERE), 4)
     assert len(quota._taken) == 9, "nothing is kept of those who were refused"
 
 
 def test_a_peer_at_two_addresses_is_one_peer():
     quota = Quota("places", per_peer=4, per_address=8, in_all=100)
-    quota.take(Asker("a", HERE), 3)
+    quota.take(StreamClient("a", HERE), 3)
     with pytest.raises(Refusal, match="above 4 for one peer"):
-        quota.take(Asker("a", THERE), 2)
-    quota.take(Asker("a", UNKNOWN), 1)
-    quota.give_back(Asker("a", UNKNOWN), 1)
-    quota.give_back(Asker("a", HERE), 3)
+        quota.take(StreamClient("a", THERE), 2)
+    quota.take(StreamClient("a", UNKNOWN), 1)
+    quota.give_back(StreamClient("a", UNKNOWN), 1)
+    quota.give_back(StreamClient("a", HERE), 3)
     assert (quota.taken, len(quota._taken), len(quota._taken_at)) == (0, 0, 0)
 
 
 def test_all_who_come_through_relays_share_a_half_and_leave_the_rest_to_others():
     quota = Quota("places", per_peer=4, per_address=8, in_all=100)
     for number in range(12):
-        quota.take(Asker(f"relayed {number}"), 4)
+        quota.take(StreamClient(f"relayed {number}"), 4)
     with pytest.raises(Refusal, match="above 50 for all who come through relays"):
-        quota.take(Asker("one more"), 4)
-    quota.take(Asker("direct", HERE), 4)
+        quota.take(StreamClient("one more"), 4)
+    quota.take(StreamClient("direct", HERE), 4)
 
 
 def test_whatever_is_taken_and_given_back_the_counts_return_to_nothing():
     draw, quota = random.Random(0), Quota("places", per_peer=5, per_address=9, in_all=20)
-    askers = [Asker(peer, address) for peer in range(5) for address in (HERE, THERE, UNKNOWN)]
+    clients = [StreamClient(peer, address) for peer in range(5) for address in (HERE, THERE, UNKNOWN)]
     held = []
     for _ in range(2000):
         if held and draw.random() < 0.5:
             quota.give_back(*held.pop(draw.randrange(len(held))))
             continue
-        wanted = (draw.choice(askers), draw.randrange(7))
+        wanted = (draw.choice(clients), draw.randrange(7))
         try:
             quota.take(*wanted)
             held.append(wanted)
         except Refusal:
             pass
         for key, most, name in ((lambda a: a.peer, 5, "peer"), (lambda a: a.address, 10, "address")):
-            sums = {key(asker): 0 for asker, _ in held}
-            for asker, number in held:
-                sums[key(asker)] += number
+            sums = {key(client): 0 for client, _ in held}
+            for client, number in held:
+                sums[key(client)] += number
             assert max(sums.values(), default=0) <= most, name
     for one in held:
         quota.give_back(*one)
@@ -97,4 +97,4 @@ def test_whatever_is_taken_and_given_back_the_counts_return_to_nothing():
     ],
 )
 def test_who_asks_is_known_by_the_address_that_one_customer_has(remote, address):
-    assert asker_of("a", remote) == Asker("a", address)
+    assert stream_client_of("a", remote) == StreamClient("a", address)

@@ -13,7 +13,12 @@ from swarm_of_processes import tiny_run
 from pipelines.core.run.task import mean_loss, num_samples
 from pipelines.features.publishing.auxiliary.snapshot_tasks import SnapshotTask, SnapshotWorker, is_due
 from pipelines.features.publishing.metrics.evaluation.checkpoint_figures import CheckpointFigure
-from pipelines.features.publishing.metrics.reel import ProgressReel, read_index, take_over_reel, write_index
+from pipelines.features.publishing.metrics.sample_gallery import (
+    SampleGallery,
+    read_index,
+    take_over_gallery,
+    write_index,
+)
 from pipelines.features.publishing.metrics.stalls import StallNews
 from pipelines.features.publishing.metrics.trackers import Trackers, check_trackers
 from pipelines.tasks.text_to_image.image_code_stream import evaluation_split, held_out_mask
@@ -94,7 +99,7 @@ def test_a_task_that_fails_is_reported_and_ends_nothing(caplog):
     assert "Drawing of epoch 1 failed (1 of 10)" in caplog.text and "no picture today" in caplog.text
 
 
-def test_the_reel_has_a_small_picture_for_each_epoch_and_an_index(tmp_path):
+def test_the_gallery_has_a_small_picture_for_each_epoch_and_an_index(tmp_path):
     run = tiny_run(reel_prompts=("a robin", "eine Möwe"))
     drawn = []
 
@@ -102,22 +107,22 @@ def test_the_reel_has_a_small_picture_for_each_epoch_and_an_index(tmp_path):
         drawn.append(prompts)
         return Image.new("RGB", (40, 20), "red")
 
-    reel = ProgressReel(run, tmp_path / "reel", draw)
-    assert reel.newest_epoch() == 0
+    gallery = SampleGallery(run, tmp_path / "reel", draw)
+    assert gallery.newest_epoch() == 0
     for epoch in (10, 20, 20):
-        path = reel.add(epoch, torch.nn.Linear(1, 1), now=5.0)
+        path = gallery.add(epoch, torch.nn.Linear(1, 1), now=5.0)
     with Image.open(path) as picture:
         assert picture.format == "WEBP" and picture.size == (40, 20)
     index = json.loads((tmp_path / "reel" / "index.json").read_text(encoding="utf-8"))
     assert index["prompts"] == ["a robin", "eine Möwe"] and drawn == [run.reel_prompts] * 3
     assert [entry["file"] for entry in index["pictures"]] == ["epoch-00000010.webp", "epoch-00000020.webp"]
-    assert reel.newest_epoch() == 20
+    assert gallery.newest_epoch() == 20
 
 
-def test_who_takes_over_the_reel_goes_on_with_its_index(tmp_path):
+def test_who_takes_over_the_gallery_goes_on_with_its_index(tmp_path):
     published, own = tmp_path / "published", tmp_path / "own"
     published.mkdir()
-    take_over_reel(own, published, ["a robin"])
+    take_over_gallery(own, published, ["a robin"])
     assert not own.exists(), "there was nothing to take over"
     write_index(
         published,
@@ -128,7 +133,7 @@ def test_who_takes_over_the_reel_goes_on_with_its_index(tmp_path):
     write_index(
         own, ["a robin"], [dict(epoch=20, file="epoch-00000020.webp", time=2.0), dict(epoch=30, file="../x.webp")]
     )
-    take_over_reel(own, published, ["a robin"])
+    take_over_gallery(own, published, ["a robin"])
     assert [(entry["file"], entry.get("time")) for entry in read_index(own)] == [
         ("epoch-00000010.webp", None),
         ("epoch-00000020.webp", 2.0),

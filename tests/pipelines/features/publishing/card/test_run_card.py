@@ -5,12 +5,12 @@ from huggingface_hub import ModelCard
 from swarm_of_processes import tiny_run
 
 from pipelines.features.publishing.card.header import LONGEST_HEADER, organisers_header
-from pipelines.features.publishing.card.run_card import CardParts, run_card
+from pipelines.features.publishing.card.run_card import CardContext, run_card
 from pipelines.features.publishing.metrics.credit.contributors import Contributor, contributor_table
 from pipelines.features.publishing.publishable_task import CheckpointFacts, Source
 
 RUN = tiny_run(dataset_repository="org/birds-codes", dataset_revision="0123456789abcdef")
-PARTS = CardParts(
+PARTS = CardContext(
     summary="A model.", use="Use it.", load="load(epoch-N)", rows=[("loss", "3.0")], limits="It knows little.",
     tags=["dalle"],
 )  # fmt: skip

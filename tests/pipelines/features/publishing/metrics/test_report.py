@@ -5,10 +5,10 @@ import math
 import pytest
 from swarm_of_processes import tiny_run
 
-from pipelines.features.publishing.metrics.course import RunRecord
 from pipelines.features.publishing.metrics.credit.contributors import Contributor
 from pipelines.features.publishing.metrics.evaluation.checkpoint_figures import CheckpointFigure
 from pipelines.features.publishing.metrics.report import report_markdown
+from pipelines.features.publishing.metrics.run_archive import RunArchive
 
 HISTORY = [
     dict(
@@ -22,7 +22,7 @@ HISTORY = [
 @pytest.mark.parametrize(("task", "unit"), [("text-to-image", "sample"), ("text-generation", "token")])
 def test_a_report_counts_what_the_run_counts(task, unit):
     run = tiny_run(task)
-    record = RunRecord(
+    record = RunArchive(
         repository="org/run", run=run, epoch=2, history=HISTORY,
         evaluations=[dict(epoch=2, loss=math.log(44.0), num_records=7)],
         contributors=[Contributor(username="alice", samples=64, hours=1.0)], checkpoints=[], checkpoint_bytes=None,
@@ -43,7 +43,7 @@ def test_a_report_has_the_latest_evaluation_with_its_interval_and_its_records():
         num_records=400, commit="c" * 40, weights="d" * 64, command="dalle-collab evaluate org/run --records 400",
         time=1.8e9, seconds=30.0,
     )  # fmt: skip
-    record = RunRecord(
+    record = RunArchive(
         repository="org/run", run=tiny_run(), epoch=2, history=HISTORY, figures=[figure],
         evaluations=[dict(epoch=1, loss=2.0), dict(epoch=2, loss=3.0, **loss)], contributors=[], checkpoints=[],
         checkpoint_bytes=None, dataset_bytes=None, num_commits=1,

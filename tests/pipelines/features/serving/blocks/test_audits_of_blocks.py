@@ -9,7 +9,6 @@ from tiny_models import tiny_dalle, tiny_language_model
 
 from modeling_dalle_collab.packed_dalle_collab import Int8Linear
 from modeling_dalle_collab.sampling_dalle_collab import SamplingOptions
-from pipelines.features.serving.avoided import AvoidedServers
 from pipelines.features.serving.blocks.client.audits import AuditVerdict, BlockAudits
 from pipelines.features.serving.blocks.client.distributed_model import DistributedModel, local_server
 from pipelines.features.serving.blocks.client.route import Route
@@ -18,7 +17,8 @@ from pipelines.features.serving.blocks.routing import Hop
 from pipelines.features.serving.blocks.spans import Padding, load_span
 from pipelines.features.serving.blocks.weights import find_model
 from pipelines.features.serving.draw.evidence import drawn_here
-from pipelines.features.serving.draw.requests import Wish
+from pipelines.features.serving.draw.requests import SamplingRequest
+from pipelines.features.serving.server_blocklist import ServerBlocklist
 
 SHAPE = (2, 1, 7, 64)
 
@@ -118,13 +118,13 @@ def test_who_replaces_a_lost_server_is_checked_as_well(published):
 
 def test_it_is_said_who_differs_what_could_not_be_told_and_what_was_checked():
     outcomes = dict(agrees=None, lies=Hop(peer="liar-server", start=0, end=2), disputed=None, unchecked=None)
-    avoided = AvoidedServers(clock=lambda: 0.0)
-    avoided.avoid("liar-server")
+    blocklist = ServerBlocklist(clock=lambda: 0.0)
+    blocklist.avoid("liar-server")
     verdicts = [
         AuditVerdict(hop=Hop(peer=f"the-{outcome}", start=0, end=2), outcome=outcome, error=0.25, liar=liar)
         for outcome, liar in outcomes.items()
     ]
-    audits = BlockAudits("float32", share=1.0, avoided=avoided)
+    audits = BlockAudits("float32", share=1.0, blocklist=blocklist)
     audits.verdicts += verdicts
     assert audits.found() == [
         "Server r-server differs from two others by 2.5e-01, and honest ones by at most 1e-03: another one has "
@@ -140,14 +140,14 @@ def test_who_begins_to_lie_behind_the_prompt_is_noticed_by_servers_that_took_no_
     swarm = swarm_of(published, "a", "b", liar="a", lie=lambda states, generator: states)
     honestly = swarm.changed
     model = DistributedModel.from_pretrained(str(published[0]), swarm=swarm, audit_share=1.0)
-    wish = Wish(
+    sampling = SamplingRequest(
         revision="", precision="float32", tokenizer="", input_ids=torch.ones(1, 6, dtype=torch.int64), seed=1,
         options=SamplingOptions(guidance_scale=2.0),
     )  # fmt: skip
 
     def found():
         audits = BlockAudits("float32", share=1.0)
-        audits.compute_again(model, wish, range(4), drawn_here(model, wish, range(4), reads_once=False))
+        audits.compute_again(model, sampling, range(4), drawn_here(model, sampling, range(4), reads_once=False))
         return audits.found()
 
     def falsely(peer, answer):
@@ -240,7 +240,7 @@ def test_a_liar_is_avoided_by_later_clients_too_with_all_servers_of_its_user(pub
 
     def swarm_of_names(*names):
         swarm = Named({name: local_server(published[1], range(0, 6)) for name in names})
-        swarm.avoided = AvoidedServers(tmp_path / "avoided.json", clock=lambda: 0.0)
+        swarm.blocklist = ServerBlocklist(tmp_path / "avoided.json", clock=lambda: 0.0)
         return swarm
 
     swarm = swarm_of_names("a", "b", "c")
@@ -274,6 +274,8 @@ def test_prompts_and_texts_of_a_language_model_are_checked(tmp_path):
     assert torch.equal(model.generate(ids, **options), honest.generate(ids, **options))
     assert model.layers.audits.verdicts[0].outcome == "lies"
     options = SamplingOptions(num_image_codes=8)
-    wish = Wish(revision="", precision="float32", tokenizer="", input_ids=ids, options=options)
-    model.layers.audits.compute_again(model, wish, range(3), drawn_here(model, wish, range(3), reads_once=False))
+    sampling = SamplingRequest(revision="", precision="float32", tokenizer="", input_ids=ids, options=options)
+    model.layers.audits.compute_again(
+        model, sampling, range(3), drawn_here(model, sampling, range(3), reads_once=False)
+    )
     assert model.layers.audits.found()[-1] == "Checked: 3 texts, each computed again by servers that took no part."

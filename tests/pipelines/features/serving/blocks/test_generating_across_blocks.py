@@ -7,7 +7,7 @@ from drawn_runs import drawn_run
 from huggingface_hub import constants
 from published_runs import the_line
 
-from pipelines.features.serving.avoided import AvoidedServers
+from pipelines.features.serving.server_blocklist import ServerBlocklist
 
 pytestmark = [pytest.mark.slow, pytest.mark.swarm, pytest.mark.timeout(600)]
 
@@ -40,7 +40,7 @@ def test_pictures_are_drawn_across_two_servers(hub, commands, tmp_path, monkeypa
         assert "Checked: 6 pictures, each computed again by servers that took no part." in said
         for name, value in (("HF_HOME", run.environment["HF_HOME"]), ("ENDPOINT", hub.endpoint)):
             monkeypatch.setattr(constants, name, value)
-        AvoidedServers.of_run(run.name).avoid(found_out)  # as another process of this machine
+        ServerBlocklist.of_run(run.name).avoid(found_out)  # as another process of this machine
         again, said = generated(commands, run, tmp_path, *options, "--blocks")
         assert again == theirs and f"falsely: {found_out[-8:]} until " in said and f"at {found_out[-8:]}" not in said
 

@@ -9,7 +9,7 @@ import torch
 from tiny_models import tiny_dalle, tiny_language_model
 
 from hub_tools.run_files import WEIGHTS_FILE
-from pipelines.core.peer.entering import hear_nothing
+from pipelines.core.peer.entering import ignore_events
 from pipelines.core.peer.pausing import PauseSwitch
 from pipelines.features.servers.server_record import ServerRecord
 from pipelines.features.serving.blocks.client.distributed_model import local_server
@@ -76,9 +76,9 @@ def test_a_server_moves_where_nobody_serves_and_keeps_its_layers_while_others_ca
         dht=SimpleNamespace(peer_id=SimpleNamespace(to_base58=lambda: "z")),
         records=SimpleNamespace(servers=lambda: servers),
     )
-    chosen = offer.choose(place, hear_nothing)
+    chosen = offer.choose(place, ignore_events)
     with ExitStack() as stack:
-        (service,) = offer.open(stack, hear_nothing, PauseSwitch())
+        (service,) = offer.open(stack, ignore_events, PauseSwitch())
     before = offer.record()
     assert (chosen["first_layer"], chosen["end_layer"], chosen["epoch"]) == (0, 1, 3)
     assert before["layer_rate"] != chosen["layer_rate"] and before["revision"] == chosen["revision"]

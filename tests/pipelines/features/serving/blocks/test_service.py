@@ -5,9 +5,9 @@ import asyncio
 import pytest
 from tiny_models import tiny_dalle
 
-from pipelines.core.swarm.streams.askers import Asker
 from pipelines.core.swarm.streams.frames import Frame, Kind
 from pipelines.core.swarm.streams.refusals import PeerGoneError, Refusal
+from pipelines.core.swarm.streams.stream_clients import StreamClient
 from pipelines.features.serving.blocks.client.distributed_model import local_server
 from pipelines.features.serving.blocks.service import BlocksService
 from pipelines.features.serving.blocks.weights import find_model
@@ -17,7 +17,7 @@ class Messages:
     """The answering end of a stream on which one message after the other comes."""
 
     def __init__(self, before_message):
-        self.asker, self.sent, self._before = Asker("ann", "203.0.113.7"), [], iter(before_message)
+        self.client, self.sent, self._before = StreamClient("ann", "203.0.113.7"), [], iter(before_message)
 
     async def receive(self, most_seconds):
         if (before := next(self._before, None)) is None:

@@ -5,9 +5,9 @@ import torch
 from hostile_messages import honest_start, hostile_sessions
 from tiny_models import tiny_dalle, tiny_language_model
 
-from pipelines.core.swarm.streams.askers import Asker
 from pipelines.core.swarm.streams.quotas import Quota
 from pipelines.core.swarm.streams.refusals import Refusal
+from pipelines.core.swarm.streams.stream_clients import StreamClient
 from pipelines.features.serving.blocks.client.distributed_model import local_server
 from pipelines.features.serving.blocks.sessions import BlockServer, BlockSession
 from pipelines.features.serving.blocks.spans import load_span
@@ -40,7 +40,7 @@ def answers_of(session, messages):
 
 
 def test_an_honest_client_is_served_and_its_memory_given_back(server):
-    session = BlockSession(server, Asker("somebody"))
+    session = BlockSession(server, StreamClient("somebody"))
     answers = answers_of(session, honest_start(server.revision, LAYERS))
     assert [None if answer is None else tuple(answer.shape) for answer in answers] == [
         None, (2, 1, 7, 64), None, (2, 2, 1, 64), (2, 2, 1, 64), (2, 2, 3, 64), (2, 1, 7, 64), (2, 1, 7, 64)
@@ -51,15 +51,15 @@ def test_an_honest_client_is_served_and_its_memory_given_back(server):
 
 
 def test_hundreds_of_hostile_messages_take_no_memory_and_change_no_answer(server):
-    honest = BlockSession(server, Asker("honest"))
+    honest = BlockSession(server, StreamClient("honest"))
     messages = honest_start(server.revision, LAYERS)
-    expected = answers_of(BlockSession(server, Asker("first")), messages)
+    expected = answers_of(BlockSession(server, StreamClient("first")), messages)
     assert all(one is None or one.isfinite().all() for one in expected)
     answers, refused, done = [], 0, 0
     for number, spoilt in enumerate(hostile_sessions(11, 300, server.revision, LAYERS)):
         if number % 30 == 0 and len(answers) < len(messages):
             answers += answers_of(honest, messages[len(answers) : len(answers) + 1])
-        session = BlockSession(server, Asker("hostile"))
+        session = BlockSession(server, StreamClient("hostile"))
         try:
             answers_of(session, spoilt)
             done += 1  # some of what is drawn happens to be harmless
@@ -77,7 +77,7 @@ def test_hundreds_of_hostile_messages_take_no_memory_and_change_no_answer(server
 
 def test_a_full_cache_refuses_before_it_allocates(server):
     open_message, prefill, *_ = honest_start(server.revision, LAYERS)
-    session = BlockSession(server, Asker("greedy"))
+    session = BlockSession(server, StreamClient("greedy"))
     answers_of(session, [open_message, prefill])
     before = server.memory.taken
     with pytest.raises(Refusal, match=r"more bytes of caches would be above .* for one peer") as refused:
@@ -105,7 +105,7 @@ def test_the_memory_that_is_counted_covers_what_is_held(span, window, num_places
 
 def test_a_step_that_was_not_reached_or_is_behind_is_refused(server):
     messages = honest_start(server.revision, LAYERS)
-    session = BlockSession(server, Asker("somebody"))
+    session = BlockSession(server, StreamClient("somebody"))
     answers_of(session, messages[:5])
     for place in (0, 3, 63, 64, 2**40):
         places = torch.tensor([[place], [1]])
@@ -118,21 +118,21 @@ def test_what_does_not_come_first_is_told(server):
     messages = honest_start(server.revision, LAYERS)
     for at, words in ((1, "no session, expected an open"), (2, "no session"), (3, "no session")):
         with pytest.raises(Refusal, match=words):
-            answers_of(BlockSession(server, Asker("somebody")), messages[at : at + 1])
+            answers_of(BlockSession(server, StreamClient("somebody")), messages[at : at + 1])
     with pytest.raises(Refusal, match="no batch of candidates yet"):
-        answers_of(BlockSession(server, Asker("somebody")), [messages[0], messages[3]])
+        answers_of(BlockSession(server, StreamClient("somebody")), [messages[0], messages[3]])
     with pytest.raises(Refusal, match="Not all of the 1 prompts have been read"):
-        answers_of(BlockSession(server, Asker("somebody")), [messages[0], messages[2]])
+        answers_of(BlockSession(server, StreamClient("somebody")), [messages[0], messages[2]])
 
 
 def test_another_revision_and_another_span_are_refused_by_name(server):
     body, tensors = honest_start(server.revision, LAYERS)[6]
     with pytest.raises(Refusal, match="This server has revision") as refused:
-        BlockSession(server, Asker("somebody")).answer({**body, "revision": "f" * 64}, tensors)
+        BlockSession(server, StreamClient("somebody")).answer({**body, "revision": "f" * 64}, tensors)
     assert refused.value.code == "revision"
     for start, end in ((0, 4), (1, 6), (4, 4)):
         with pytest.raises(Refusal, match=r"(start|end) is \d, expected a whole number from"):
-            BlockSession(server, Asker("somebody")).answer({**body, "start": start, "end": end}, tensors)
+            BlockSession(server, StreamClient("somebody")).answer({**body, "start": start, "end": end}, tensors)
 
 
 def test_damaged_weights_are_told_and_not_sent(published):
@@ -140,7 +140,7 @@ def test_damaged_weights_are_told_and_not_sent(published):
     with torch.no_grad():
         server.span.stack.layers[2].attention.norm.weight[0] = torch.nan
     with pytest.raises(Refusal, match="not finite: its weights are damaged"):
-        answers_of(BlockSession(server, Asker("somebody")), honest_start(server.revision, LAYERS)[6:7])
+        answers_of(BlockSession(server, StreamClient("somebody")), honest_start(server.revision, LAYERS)[6:7])
 
 
 def test_weights_of_eight_bits_compute_almost_the_same_and_no_gradients(published):
@@ -149,18 +149,18 @@ def test_weights_of_eight_bits_compute_almost_the_same_and_no_gradients(publishe
         span=load_span(published, LAYERS, weights="int8"), revision=exact.revision, memory=exact.memory
     )
     messages = honest_start(server.revision, LAYERS)
-    found, expected = (answers_of(BlockSession(one, Asker("somebody")), messages[:6]) for one in (server, exact))
+    found, expected = (answers_of(BlockSession(one, StreamClient("somebody")), messages[:6]) for one in (server, exact))
     for one, other in zip(found, expected, strict=True):
         assert (one is None and other is None) or (one - other).norm() < 0.05 * other.norm()
     with pytest.raises(Refusal, match="weights have 8 bits, with which it computes no gradients"):
-        answers_of(BlockSession(server, Asker("somebody")), messages[7:])
+        answers_of(BlockSession(server, StreamClient("somebody")), messages[7:])
 
 
 def test_language_sessions_check_order_length_and_rows(tmp_path):
     tiny_language_model(tmp_path, "gpt2")
     server = local_server(find_model(str(tmp_path)), range(0, 2))
     where = dict(start=0, end=2, revision=server.revision, codec="float32")
-    session = BlockSession(server, Asker("somebody"))
+    session = BlockSession(server, StreamClient("somebody"))
     session.answer(dict(do="open", num_samples=2, length=5, **where), {})
 
     def step(places, **more):
@@ -192,7 +192,7 @@ def test_a_step_of_many_places_is_refused_where_its_mask_would_not_fit(tmp_path)
     server = local_server(find_model(str(tmp_path)), range(0, 1), memory=memory)
     length = min(server.span.most_places(), 64)
     where = dict(start=0, end=1, revision=server.revision, codec="float32")
-    session = BlockSession(server, Asker("somebody"))
+    session = BlockSession(server, StreamClient("somebody"))
     session.answer(dict(do="open", num_samples=1, length=length, **where), {})
     held = memory.taken
 

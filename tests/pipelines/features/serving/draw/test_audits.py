@@ -6,17 +6,17 @@ from false_drawings import drawings_of_liars, honest, in_bfloat16, in_int8
 from learned_model import captions_and_codes, learned_model
 
 from modeling_dalle_collab.sampling_dalle_collab import SamplingOptions
-from pipelines.features.serving.avoided import AvoidedServers
 from pipelines.features.serving.draw.audits import (
     EXACT,
     LEAST_AUDITED,
     POOL,
     SHARE_AUDITED,
+    Calibration,
     DrawingAudits,
-    Honesty,
 )
 from pipelines.features.serving.draw.evidence import distances_from, excesses
-from pipelines.features.serving.draw.requests import Wish
+from pipelines.features.serving.draw.requests import SamplingRequest
+from pipelines.features.serving.server_blocklist import ServerBlocklist
 
 NUM_AUDITED = 16
 
@@ -27,14 +27,14 @@ def model():
     return learned_model()
 
 
-def a_wish(seed, **options):
+def a_sampling(seed, **options):
     text, _ = captions_and_codes(1, torch.Generator().manual_seed(100 + seed))
     options = SamplingOptions(**options)
-    return Wish(revision="0" * 64, precision="", tokenizer="", input_ids=text, seed=seed, options=options)
+    return SamplingRequest(revision="0" * 64, precision="", tokenizer="", input_ids=text, seed=seed, options=options)
 
 
 def judged(audits, server, *measured, user=""):
-    return audits.judge(a_wish(0), server, dict(enumerate(measured)), user)
+    return audits.judge(a_sampling(0), server, dict(enumerate(measured)), user)
 
 
 def test_a_distance_is_that_from_the_codes_interval_of_probability():
@@ -49,37 +49,41 @@ def test_a_distance_is_that_from_the_codes_interval_of_probability():
 
 @pytest.mark.parametrize("options", [{}, dict(temperature=0), dict(top_p=0.8, guidance_scale=2.0), dict(top_k=3)])
 def test_an_exact_server_is_off_by_rounding_alone(model, options):
-    wish = a_wish(0, **options)
-    measured = excesses(model, wish, range(NUM_AUDITED), honest(model, wish, NUM_AUDITED), batch_size=5)
+    sampling = a_sampling(0, **options)
+    measured = excesses(model, sampling, range(NUM_AUDITED), honest(model, sampling, NUM_AUDITED), batch_size=5)
     assert measured.shape == (NUM_AUDITED,) and float(measured.max()) < 1e-6
 
 
 def test_an_image_prompt_is_nobodys_fault(model):
     given = torch.arange(12)[None]
-    wish = Wish(revision="", precision="", tokenizer="", input_ids=a_wish(0).input_ids, image_prompt=given)
-    codes = honest(model, wish, 4, image_prompt=given)
-    assert float(excesses(model, wish, range(4), codes).max()) < 1e-6
+    sampling = SamplingRequest(
+        revision="", precision="", tokenizer="", input_ids=a_sampling(0).input_ids, image_prompt=given
+    )
+    codes = honest(model, sampling, 4, image_prompt=given)
+    assert float(excesses(model, sampling, range(4), codes).max()) < 1e-6
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8"])
 def test_every_liar_is_named_and_no_honest_server(model, precision):
     rounded = dict(bfloat16=in_bfloat16, int8=in_int8).get(precision, lambda exact: exact)(model)
     audits = DrawingAudits(model, precision)
-    audits.learn_honesty(a_wish(50))
+    audits.learn_calibration(a_sampling(50))
     for seed in range(2):
-        wish = a_wish(seed)
-        drawings = dict(drawings_of_liars(model, wish, NUM_AUDITED, seed), honest=honest(rounded, wish, NUM_AUDITED))
+        sampling = a_sampling(seed)
+        drawings = dict(
+            drawings_of_liars(model, sampling, NUM_AUDITED, seed), honest=honest(rounded, sampling, NUM_AUDITED)
+        )
         for name, drawn in drawings.items():
-            server, measured = f"{name} {seed}", audits.compute_again(wish, range(NUM_AUDITED), drawn)
+            server, measured = f"{name} {seed}", audits.compute_again(sampling, range(NUM_AUDITED), drawn)
             for number, excess in measured.items():
-                if audits.judge(wish, server, {number: excess}):
+                if audits.judge(sampling, server, {number: excess}):
                     break
-            assert audits.avoided.avoids(server) == (name != "honest"), server
+            assert audits.blocklist.avoids(server) == (name != "honest"), server
 
 
 def test_a_liar_is_avoided_and_it_is_said_until_when_and_who_else_and_what_can_be_looked_at():
-    audits = DrawingAudits(None, avoided=AvoidedServers(clock=lambda: 0.0))
-    complaint = audits.judge(a_wish(7), "liar", {3: 0.1, 5: 0.3}, "alice")
+    audits = DrawingAudits(None, blocklist=ServerBlocklist(clock=lambda: 0.0))
+    complaint = audits.judge(a_sampling(7), "liar", {3: 0.1, 5: 0.3}, "alice")
     assert (complaint.user, complaint.until) == ("alice", 600.0)
     assert complaint.claim.dict() == dict(
         server="liar", revision="0" * 64, precision="float32", num_audited=2, mean_excess=0.2,
@@ -89,21 +93,21 @@ def test_a_liar_is_avoided_and_it_is_said_until_when_and_who_else_and_what_can_b
         "Its candidates are drawn again elsewhere, and it and the other servers of alice are avoided until 1970-01-01 "
         "00:10:00 UTC."
     )
-    assert audits.avoided.avoids("liar") and audits.avoided.avoids("another", "alice")
-    assert judged(audits, "honest", *[0.0] * 100) is None and not audits.avoided.avoids("honest")
+    assert audits.blocklist.avoids("liar") and audits.blocklist.avoids("another", "alice")
+    assert judged(audits, "honest", *[0.0] * 100) is None and not audits.blocklist.avoids("honest")
 
 
 def test_a_damaged_model_of_the_auditor_accuses_nobody():
     audits = DrawingAudits(None)
-    assert judged(audits, "honest", float("nan")) is None and not audits.avoided.avoids("honest")
+    assert judged(audits, "honest", float("nan")) is None and not audits.blocklist.avoids("honest")
 
 
 def test_only_the_last_candidates_of_a_server_count_and_one_flip_in_rounding_is_no_lie():
     audits = DrawingAudits(None)
     assert judged(audits, "server", EXACT.largest) is None
     assert judged(audits, "server", *[0.0] * POOL, 2 * EXACT.mean) is None
-    honesty = Honesty.of([1e-4, 0.0])
-    assert honesty.judge([0.0] * 64)[1] < honesty.judge([0.0] * 4)[1]
+    calibration = Calibration.of([1e-4, 0.0])
+    assert calibration.judge([0.0] * 64)[1] < calibration.judge([0.0] * 4)[1]
 
 
 def test_a_sample_is_audited_and_of_each_server_at_least_some():

@@ -6,14 +6,14 @@ from tiny_run_parts import GRID, NUM_CODES, TEXT_LENGTH, tiny_model
 
 from modeling_dalle_collab.sampling_dalle_collab import SamplingOptions, candidate_numbers
 from pipelines.core.swarm.streams.refusals import Refusal
-from pipelines.features.serving.draw.media.pictures import needed_bytes
-from pipelines.features.serving.draw.requests import MOST_CANDIDATES, DrawRequest, Wish
+from pipelines.features.serving.draw.modalities.pictures import needed_bytes
+from pipelines.features.serving.draw.requests import MOST_CANDIDATES, DrawRequest, SamplingRequest
 
 CONFIG = tiny_model(32).config
 
 
 def a_request(**changes):
-    wish = dict(
+    sampling = dict(
         revision="a" * 64,
         precision="float32",
         tokenizer="b" * 64,
@@ -24,24 +24,24 @@ def a_request(**changes):
         image_prompt=torch.zeros(1, 3, dtype=torch.int64),
         every=4,
     )
-    return DrawRequest(wish=Wish(**wish | changes), candidates=range(5, 9))
+    return DrawRequest(sampling=SamplingRequest(**sampling | changes), candidates=range(5, 9))
 
 
 def test_a_request_arrives_as_it_was_sent():
     sent = a_request()
     read = DrawRequest.from_message(*sent.message(), CONFIG)
     assert read.candidates == range(5, 9)
-    for name, value in vars(sent.wish).items():
-        other = getattr(read.wish, name)
+    for name, value in vars(sent.sampling).items():
+        other = getattr(read.sampling, name)
         assert torch.equal(other, value) if isinstance(value, torch.Tensor) else other == value
-    assert read.wish.num_given == 3 and read.wish.num_places(CONFIG) == GRID**2
+    assert read.sampling.num_given == 3 and read.sampling.num_places(CONFIG) == GRID**2
     expected = candidate_numbers(-7, range(2, 3), range(5, 9), GRID**2)
-    assert torch.equal(read.wish.numbers(read.candidates, CONFIG), expected)
+    assert torch.equal(read.sampling.numbers(read.candidates, CONFIG), expected)
 
 
 def test_who_wants_to_hear_rarely_gets_no_longer_turns():
     body, tensors = a_request().message()
-    assert DrawRequest.from_message(body | dict(every=2**16), tensors, CONFIG).wish.every == GRID
+    assert DrawRequest.from_message(body | dict(every=2**16), tensors, CONFIG).sampling.every == GRID
 
 
 @pytest.mark.parametrize(

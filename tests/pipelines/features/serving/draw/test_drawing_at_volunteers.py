@@ -30,7 +30,7 @@ pytestmark = [
 ]
 
 RUN = ("drawn-run",)
-ASKER, COMPLAINER = str(SUPPORT / "swarm_asker.py"), str(SUPPORT / "complainer.py")
+CLIENT, COMPLAINER = str(SUPPORT / "swarm_client.py"), str(SUPPORT / "complainer.py")
 PROMPTS = ("a small red star", "a large green circle")
 
 
@@ -313,7 +313,7 @@ def test_an_entry_audits_servers_and_credits_who_draws_right(hub, commands, tmp_
 
 
 @pytest.mark.long
-def test_while_the_hub_is_away_servers_serve_and_askers_draw(tmp_path):
+def test_while_the_hub_is_away_servers_serve_and_clients_draw(tmp_path):
     with LocalHub(tmp_path / "hub") as hub:
         hub.alice_token = hub.create_user("alice")
         hub.create_organization("org", members={"alice": "admin"})
@@ -321,11 +321,11 @@ def test_while_the_hub_is_away_servers_serve_and_askers_draw(tmp_path):
             server = run.serve("--max-codes-per-second", 100, "--checkpoint-seconds", 0.5)
             log, progress = tmp_path / "asker.log", tmp_path / "progress"
             words = [run.name, "24", str(progress)]
-            asker = ForkedProcess(fork_server(run.environment), ASKER, words, log, run.environment)
-            wait_for(progress.exists, "progress", 120, process=asker, log=log)
+            client = ForkedProcess(fork_server(run.environment), CLIENT, words, log, run.environment)
+            wait_for(progress.exists, "progress", 120, process=client, log=log)
             hub.stop()
             line, said = "The newest checkpoint cannot be served", server.log
             wait_for(lambda: line in said.read_text(), line, 120, process=server.process, log=said)
-            assert asker.wait(120) == 0, log.read_text()
+            assert client.wait(120) == 0, log.read_text()
             assert len(printed_json(log)["codes"]) == 24
             assert server.process.poll() is None and "Traceback" not in server.log.read_text()

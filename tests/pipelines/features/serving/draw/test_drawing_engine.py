@@ -1,4 +1,4 @@
-"""One engine draws for many: each gets its own codes, equal jobs share a batch, nobody waits for a large asker."""
+"""One engine draws for many: each gets its own codes, equal jobs share a batch, nobody waits for a large client."""
 
 import gc
 import queue
@@ -10,12 +10,12 @@ import torch
 from tiny_run_parts import TEXT_LENGTH, tiny_model
 
 from modeling_dalle_collab.sampling_dalle_collab import SamplingOptions
-from pipelines.core.swarm.streams.askers import Asker
 from pipelines.core.swarm.streams.refusals import Refusal
+from pipelines.core.swarm.streams.stream_clients import StreamClient
 from pipelines.features.serving.draw.drawing_offer import drawing_room
 from pipelines.features.serving.draw.engine import MOST_JOBS_AT_ONCE, DrawEngine, Job
-from pipelines.features.serving.draw.media.choice import medium_of
-from pipelines.features.serving.draw.requests import DrawRequest, Wish
+from pipelines.features.serving.draw.modalities.choice import modality_of
+from pipelines.features.serving.draw.requests import DrawRequest, SamplingRequest
 
 SECONDS = 60
 
@@ -28,12 +28,14 @@ def model():
 class Asked:
     """A job and what is told of it."""
 
-    def __init__(self, model, asker, candidates, *, words=1, **values):
+    def __init__(self, model, client, candidates, *, words=1, **values):
         text = torch.full((1, TEXT_LENGTH), words)
-        self.wish = Wish(revision="", precision="", tokenizer="", input_ids=text, **dict(dict(every=4), **values))
+        self.sampling = SamplingRequest(
+            revision="", precision="", tokenizer="", input_ids=text, **dict(dict(every=4), **values)
+        )
         self.news, self.begun = queue.Queue(), threading.Event()
-        request = DrawRequest(wish=self.wish, candidates=candidates)
-        self.job = Job(asker=asker, model=model, request=request, tell=self.tell)
+        request = DrawRequest(sampling=self.sampling, candidates=candidates)
+        self.job = Job(client=client, model=model, request=request, tell=self.tell)
         self.candidates, self.model, self.is_done, self.on_news = candidates, model, False, None
 
     def tell(self, what):
@@ -55,17 +57,17 @@ class Asked:
     def expected(self):
         number = self.candidates.stop
         codes = self.model.generate_image_codes(
-            self.wish.input_ids,
+            self.sampling.input_ids,
             num_candidates=number,
-            seed=self.wish.seed,
-            image_prompt=self.wish.image_prompt,
-            **vars(self.wish.options),
+            seed=self.sampling.seed,
+            image_prompt=self.sampling.image_prompt,
+            **vars(self.sampling.options),
         )
-        return codes[0, self.candidates.start :, self.wish.num_given :]
+        return codes[0, self.candidates.start :, self.sampling.num_given :]
 
 
 def test_everybody_gets_the_codes_of_one_machine(model):
-    """Equal jobs of several askers, with other prompts and seeds, share batches; others go on beside them."""
+    """Equal jobs of several clients, with other prompts and seeds, share batches; others go on beside them."""
     given = torch.tensor([[1, 2, 3]])
     asked = [
         *(Asked(model, f"asker {n}", range(n, n + 3), words=n, seed=n) for n in range(5)),
@@ -82,7 +84,7 @@ def test_everybody_gets_the_codes_of_one_machine(model):
         assert engine.num_drawn == sum(len(one.candidates) for one in asked)
 
 
-def test_a_small_asker_does_not_wait_for_a_large_one(model):
+def test_a_small_client_does_not_wait_for_a_large_one(model):
     large = [Asked(model, "large", range(64 * n, 64 * (n + 1)), seed=n, every=1) for n in range(8)]
     small = Asked(model, "small", range(1))
     with DrawEngine(most_codes_per_second=5000) as engine:
@@ -96,8 +98,8 @@ def test_a_small_asker_does_not_wait_for_a_large_one(model):
             engine.cancel(one.job)
 
 
-def test_several_large_jobs_of_one_asker_leave_half_of_the_machine_to_another(model):
-    """Seen before: another asker's drawing began when one of four large ones, which had all places, was done."""
+def test_several_large_jobs_of_one_client_leave_half_of_the_machine_to_another(model):
+    """Seen before: another client's drawing began when one of four large ones, which had all places, was done."""
     large = [Asked(model, "large", range(8 * (n + 1)), seed=n, every=1) for n in range(2 * MOST_JOBS_AT_ONCE)]
     small = Asked(model, "small", range(1), every=1)
     with DrawEngine() as engine:
@@ -125,14 +127,14 @@ def test_what_was_cancelled_while_it_waited_is_forgotten(model):
 
 
 def test_one_peer_takes_half_of_the_memory_or_what_one_drawing_needs(model):
-    least = medium_of(model.config).most_bytes_of_one(model.config)
+    least = modality_of(model.config).most_bytes_of_one(model.config)
     room = drawing_room(model, 8 * least)
-    room.take(Asker("large", "203.0.113.7"), 4 * least)
-    for other in (Asker("large"), Asker("its other name", "203.0.113.7")):
+    room.take(StreamClient("large", "203.0.113.7"), 4 * least)
+    for other in (StreamClient("large"), StreamClient("its other name", "203.0.113.7")):
         with pytest.raises(Refusal, match="more bytes for drawings would be above"):
             room.take(other, 1)
-    room.take(Asker("small", "198.51.100.1"), least)
-    drawing_room(model, least).take(Asker("alone"), least)
+    room.take(StreamClient("small", "198.51.100.1"), least)
+    drawing_room(model, least).take(StreamClient("alone"), least)
     with pytest.raises(ValueError, match="Give more: --memory"):
         drawing_room(model, least - 1)
 

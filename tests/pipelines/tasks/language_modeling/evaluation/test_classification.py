@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, OPTConfig
 
 from pipelines.features.evaluation.comparison import compare
 from pipelines.features.evaluation.measurement import Measurement
-from pipelines.tasks.language_modeling.evaluation.classification import LanguageParts, measure_classification
+from pipelines.tasks.language_modeling.evaluation.classification import LanguageContext, measure_classification
 from pipelines.tasks.language_modeling.evaluation.finetuning import (
     ClassifierOptions,
     fine_tune,
@@ -52,7 +52,7 @@ TEXTS = {
 def parts(request):
     sizes = BERT if request.param == "masked" else LLAMA
     model, tokenizer = trained_model(sizes)
-    return LanguageParts(model=model, tokenizer=tokenizer, sees_both_sides=sizes is BERT, max_tokens=SEQUENCE_LENGTH)
+    return LanguageContext(model=model, tokenizer=tokenizer, sees_both_sides=sizes is BERT, max_tokens=SEQUENCE_LENGTH)
 
 
 def measured(parts, text, folder, options=OPTIONS, on_progress=lambda *_: None):

@@ -1,6 +1,6 @@
 import json
 
-from pipelines.tools.demo.running.event_files import EventReader, course, num_samples, read_events
+from pipelines.tools.demo.running.event_files import EventReader, num_samples, read_events, run_history
 
 
 def line(**values):
@@ -38,7 +38,7 @@ def test_a_reader_passes_over_what_an_earlier_start_has_written_and_ends_its_las
 def test_epochs_that_were_trained_a_second_time_count_as_they_were_then():
     looks = [{"summary": None}, *({"summary": dict(epoch=e, loss=9.0)} for e in (1, 2, 3)), {"event": "entry"}]
     looks += [{"summary": dict(epoch=e, loss=5.0)} for e in (2, 3, 3, 4)]
-    found = course(looks)
+    found = run_history(looks)
     assert [point["epoch"] for point in found] == [1, 2, 2, 3, 3, 4]
     assert [point["loss"] for point in found] == [9.0, 9.0, 5.0, 5.0, 5.0, 5.0]
 

@@ -5,7 +5,7 @@ from PIL import Image
 
 from hub_tools.run_files import REEL_FOLDER
 from pipelines.core.run.training_run import TrainingRun
-from pipelines.features.publishing.metrics.reel import ProgressReel
+from pipelines.features.publishing.metrics.sample_gallery import SampleGallery
 from pipelines.tools.demo.running.progress_pictures import ProgressPictures
 
 CAPTION = "a small red star on the left of a blue background"
@@ -16,17 +16,17 @@ def drawn_reel(folder):
     run = TrainingRun(
         run_id="run", model_config={}, dataset_repository="org/codes", dataset_revision="main", reel_prompts=[CAPTION]
     )
-    return ProgressReel(run, folder, lambda red, prompts: Image.new("RGB", (96, 96), (red, 0, 0)))
+    return SampleGallery(run, folder, lambda red, prompts: Image.new("RGB", (96, 96), (red, 0, 0)))
 
 
-def test_each_picture_of_the_reel_is_shown_once_and_named(tmp_path):
-    reel = drawn_reel(tmp_path / "auxiliary" / "generation-0" / REEL_FOLDER)
+def test_each_picture_of_the_gallery_is_shown_once_and_named(tmp_path):
+    gallery = drawn_reel(tmp_path / "auxiliary" / "generation-0" / REEL_FOLDER)
     pictures, file = ProgressPictures(tmp_path / "auxiliary", tmp_path), tmp_path / "progress.png"
     assert pictures.news(80) == "" and not file.exists()
-    reel.add(16, 100, now=0.0)
+    gallery.add(16, 100, now=0.0)
     assert pictures.news(80) == f"The first pictures, after 16 of 80 epochs: {file} ({CAPTION})"
     assert pictures.news(80) == ""
-    reel.add(32, 200, now=1.0)
+    gallery.add(32, 200, now=1.0)
     assert pictures.news(80) == f"Pictures, after 32 of 80 epochs: {file}"
     assert abs(int(np.asarray(Image.open(file))[48, 48, 0]) - 200) < 10
 

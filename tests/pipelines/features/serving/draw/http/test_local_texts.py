@@ -14,8 +14,8 @@ from pipelines.features.serving.draw.http.local_drawing import MOST_AT_ONCE, Loc
 from pipelines.features.serving.draw.http.refused import RefusedRequestError
 from pipelines.features.serving.draw.http.text_answers import certain_part, until_stop
 from pipelines.features.serving.draw.http.text_requests import TextRequest
-from pipelines.features.serving.draw.media.texts import TEXTS, finished_text
-from pipelines.features.serving.draw.requests import Wish
+from pipelines.features.serving.draw.modalities.texts import TEXTS, finished_text
+from pipelines.features.serving.draw.requests import SamplingRequest
 
 TEMPLATE = (
     "{% for message in messages %}{% if message['content'] == 'forbidden' %}{{ raise_exception('No.') }}{% endif %}"
@@ -58,9 +58,9 @@ def written(local, request):
 def expected(checkpoint, ids, number, num_tokens, seed=0, **options):
     """Return the texts that this machine writes behind some ids."""
     own = dict(revision="", precision="", tokenizer="", input_ids=ids, seed=seed)
-    wish = Wish(**own, options=SamplingOptions(num_image_codes=num_tokens, **options))
+    sampling = SamplingRequest(**own, options=SamplingOptions(num_image_codes=num_tokens, **options))
     model = checkpoint.parts.model
-    rows = drawn_here(model, wish, range(number))
+    rows = drawn_here(model, sampling, range(number))
     return [finished_text(checkpoint.parts.processor, row, model.config) for row in rows]
 
 
@@ -92,7 +92,7 @@ def test_who_stops_reading_stops_the_writing(local, engine):
     assert engine.num_drawn == 1
 
 
-def test_a_prompt_that_leaves_no_room_is_refused_and_a_long_wish_is_cut(checkpoint, local):
+def test_a_prompt_that_leaves_no_room_is_refused_and_a_long_sampling_is_cut(checkpoint, local):
     with pytest.raises(RefusedRequestError, match=r"The prompt has \d+ tokens; this model reads 64 in all."):
         written(local, asked("the old house " * 40))
     (text,) = written(local, asked(max_tokens=4000, seed=2)).texts

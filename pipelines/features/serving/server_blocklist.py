@@ -14,7 +14,7 @@ from typing import Any
 from hub_tools.atomic_files import write_text_whole
 from hub_tools.foreign.json_texts import read_json
 from hub_tools.printing.printable import printable
-from pipelines.core.averaging.group.avoidance import MOST_REMEMBERED, Avoidance, Spell
+from pipelines.core.averaging.group.blocklist import MOST_REMEMBERED, Blocklist, BlocklistEntry
 from pipelines.features.publishing.repository.key_list import utc
 from pipelines.features.publishing.repository.organiser import local_folder
 
@@ -33,16 +33,16 @@ MOST_NAMED = 8
 """Servers that a line names."""
 
 
-class AvoidedServers:
+class ServerBlocklist:
     """Whom one machine's clients of a run avoid. Times are in seconds since 1970."""
 
     def __init__(self, file: Path | None = None, clock: Callable[[], float] = time.time) -> None:
         """`file` is shared with the run's other clients on this machine; None: all is forgotten with this process."""
-        self._memory, self._file, self._clock = Avoidance(FIRST_SECONDS, LONGEST_SECONDS), file, clock
+        self._memory, self._file, self._clock = Blocklist(FIRST_SECONDS, LONGEST_SECONDS), file, clock
         self._read()
 
     @classmethod
-    def of_run(cls, repository: str) -> "AvoidedServers":
+    def of_run(cls, repository: str) -> "ServerBlocklist":
         """Return those of a run, which are kept in `FILE_NAME` of its folder on this machine."""
         return cls(local_folder("serving", repository) / FILE_NAME)
 
@@ -90,7 +90,7 @@ class AvoidedServers:
     def _write(self) -> None:
         if self._file is None:
             return
-        text = json.dumps({name: [spell.seconds, spell.until] for name, spell in list(self._memory.spells.items())})
+        text = json.dumps({name: [entry.seconds, entry.until] for name, entry in list(self._memory.entries.items())})
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True)
             write_text_whole(self._file, text)
@@ -98,7 +98,7 @@ class AvoidedServers:
             logger.warning("Which servers are avoided is forgotten with this process: %s", error)
 
 
-def avoided_words(until: float, user: str) -> str:
+def blocklist_words(until: float, user: str) -> str:
     """Return who is avoided until when, as a clause about a server; the user is a stranger's text."""
     who = f"it and the other servers of {printable(user)} are" if user else "it is"
     return f"{who} avoided until {utc(until)}"
@@ -108,14 +108,14 @@ def _names(peer: str, user: str) -> list[str]:
     return [f"peer {peer}", *([f"user {user}"] if user else [])]
 
 
-def _parsed(content: Any, now: float) -> dict[str, Spell]:
+def _parsed(content: Any, now: float) -> dict[str, BlocklistEntry]:
     """Return what a file says; nothing in it lasts longer than what could be written now."""
-    spells = {}
+    entries = {}
     for name, (seconds, until) in content.items():
         if not (name.startswith(("peer ", "user ")) and len(name) <= MOST_NAME_CHARACTERS and seconds > 0 <= until):
             raise ValueError(f"{name[:MOST_NAME_CHARACTERS]!r} is avoided for {seconds!r} s until {until!r}")
         longest = float(min(seconds, LONGEST_SECONDS))
-        spells[name] = Spell(seconds=longest, until=float(min(until, now + longest)))
-    if len(spells) > MOST_REMEMBERED:
-        raise ValueError(f"{len(spells)} servers and users; expected at most {MOST_REMEMBERED}")
-    return spells
+        entries[name] = BlocklistEntry(seconds=longest, until=float(min(until, now + longest)))
+    if len(entries) > MOST_REMEMBERED:
+        raise ValueError(f"{len(entries)} servers and users; expected at most {MOST_REMEMBERED}")
+    return entries

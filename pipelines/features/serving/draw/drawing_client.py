@@ -13,28 +13,28 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from hub_tools.printing.printable import printable
 from hub_tools.run_files import MODEL_FILES
-from pipelines.core.peer.entering import Hear, hear_nothing
+from pipelines.core.peer.entering import EventHandler, ignore_events
 from pipelines.core.swarm.network_options import NetworkOptions
 from pipelines.core.swarm.streams.conversation import Conversation
 from pipelines.features.publishing.repository.key_list import TrustedKeys
 from pipelines.features.publishing.repository.snapshot import RunSnapshot
 from pipelines.features.servers.complaints import ServerComplaint
 from pipelines.features.servers.server_record import ServerRecord
-from pipelines.features.serving.avoided import AvoidedServers
 from pipelines.features.serving.draw.audits import SHARE_AUDITED, DrawingAudits
 from pipelines.features.serving.draw.client import PATIENCE_SECONDS, DrawingServer, Drawn, SwarmDrawing
-from pipelines.features.serving.draw.media.choice import medium_of, medium_of_task
+from pipelines.features.serving.draw.modalities.choice import modality_of, modality_of_task
 from pipelines.features.serving.draw.ranking.asking import OnRanked, Ranking, ranking_of
 from pipelines.features.serving.draw.ranking.requests import SERVICE as RANK_SERVICE
-from pipelines.features.serving.draw.requests import SERVICE, Wish, tokenizer_name
-from pipelines.features.serving.entering import place_to_ask, weights_name
+from pipelines.features.serving.draw.requests import SERVICE, SamplingRequest, tokenizer_name
+from pipelines.features.serving.entering import client_connection, weights_name
+from pipelines.features.serving.server_blocklist import ServerBlocklist
 from pipelines.tasks.text_to_image.generation.image_generation import clip_name
 
 MOST_NAME_CHARACTERS = 48
 
 
 @dataclass(kw_only=True)
-class SwarmStudio:
+class DrawingClient:
     """A run's processor and configuration, and servers that draw for it, pictures or texts."""
 
     revision: str
@@ -60,22 +60,22 @@ class SwarmStudio:
     servers: Callable[[], list[DrawingServer]]
     """Return who draws now, of any checkpoint and precision."""
 
-    def wish(self, caption: str, **values: Any) -> Wish:
-        """Return a wish for a caption or the beginning of a text; `values` are the fields of `Wish`."""
-        medium = medium_of(self.config)
-        values.setdefault("options", medium.usual_options(self.config))
-        return Wish(
+    def request(self, caption: str, **values: Any) -> SamplingRequest:
+        """Return the request for a caption or the beginning of a text; `values` are fields of `SamplingRequest`."""
+        modality = modality_of(self.config)
+        values.setdefault("options", modality.usual_options(self.config))
+        return SamplingRequest(
             revision=self.revision,
             precision=self.precision,
             tokenizer=tokenizer_name(self.processor, self.config),
-            input_ids=medium.ids_of(self.processor, caption),
-            every=medium.every(self.config),
+            input_ids=modality.ids_of(self.processor, caption),
+            every=modality.every(self.config),
             **values,
         )
 
 
 @contextlib.contextmanager
-def open_studio(
+def connect(
     repository: str,
     *,
     revision: str | None = None,
@@ -85,12 +85,12 @@ def open_studio(
     patience_seconds: float = PATIENCE_SECONDS,
     device: str = "cpu",
     network: NetworkOptions = NetworkOptions(client_mode=True),
-    hear: Hear = hear_nothing,
-) -> Iterator[SwarmStudio]:
+    on_event: EventHandler = ignore_events,
+) -> Iterator[DrawingClient]:
     """Enter a run's swarm to have its pictures or texts drawn by others; only the processor is downloaded.
 
     With `audits` the model is too, and a share of the candidates is checked. Call it in the main thread of a process
-    that has no other threads: hivemind forks. `hear` is told `asking`, `loading` and `entered`.
+    that has no other threads: hivemind forks. `on_event` is told `asking`, `loading` and `entered`.
 
     Raises:
         ValueError: the run has no weights yet, no entry address, or makes nothing that is drawn.
@@ -102,16 +102,16 @@ def open_studio(
     snapshot = snapshot.trusting(TrustedKeys(newest.run))
     weights = weights_name(snapshot)
     folder = snapshot.download_signed()
-    processor, config = medium_of_task(repository, newest.run.task).read(folder)
-    avoided = AvoidedServers.of_run(repository)
+    processor, config = modality_of_task(repository, newest.run.task).read(folder)
+    blocklist = ServerBlocklist.of_run(repository)
     with contextlib.ExitStack() as stack:
-        hear("asking", run=newest.run)
-        place = stack.enter_context(place_to_ask(newest.run_to_enter, repository, network))
+        on_event("asking", run=newest.run)
+        place = stack.enter_context(client_connection(newest.run_to_enter, repository, network))
         auditing = None
         if audits:
-            hear("loading")
+            on_event("loading")
             model = _model_of(repository, snapshot, device)
-            auditing = DrawingAudits(model, precision, avoided, share=share_audited)
+            auditing = DrawingAudits(model, precision, blocklist, share=share_audited)
 
         async def open_stream(peer: str) -> Conversation:
             return (await place.open(peer, SERVICE))[0]
@@ -119,19 +119,19 @@ def open_studio(
         def servers() -> list[DrawingServer]:
             return drawing_servers(place.servers(), names_users=place.names_users)
 
-        async def draw(wish: Wish, candidates: range, **callbacks: Callable[..., None]) -> Drawn:
+        async def draw(sampling: SamplingRequest, candidates: range, **callbacks: Callable[..., None]) -> Drawn:
             if auditing is not None:
-                await asyncio.to_thread(auditing.learn_honesty, wish)
+                await asyncio.to_thread(auditing.learn_calibration, sampling)
             drawing = SwarmDrawing(
                 servers,
                 open_stream,
                 config,
-                avoided=avoided,
+                blocklist=blocklist,
                 audits=auditing,
                 patience_seconds=patience_seconds,
                 repository=repository,
             )
-            drawn = await drawing.draw(wish, candidates, **callbacks)
+            drawn = await drawing.draw(sampling, candidates, **callbacks)
             if drawn.complaints:
                 found.extend(complaint.claim for complaint in drawn.complaints)
                 await asyncio.to_thread(place.complain, found)
@@ -144,14 +144,14 @@ def open_studio(
                 clip_name(processor),
                 caption,
                 codes,
-                is_banned=lambda server: avoided.avoids(server.peer, server.user),
+                is_banned=lambda server: blocklist.avoids(server.peer, server.user),
                 on_progress=on_progress,
                 patience_seconds=patience_seconds,
             )
 
         found: list[ServerComplaint] = []
-        hear("entered", run=newest.run)
-        yield SwarmStudio(
+        on_event("entered", run=newest.run)
+        yield DrawingClient(
             revision=weights,
             processor=processor,
             config=config,
@@ -165,7 +165,7 @@ def open_studio(
 
 
 def drawing_servers(records: Mapping[bytes, ServerRecord], *, names_users: bool = False) -> list[DrawingServer]:
-    """Return who draws now, by the signed records; two of one peer count once. `names_users`: see `AskingPlace`."""
+    """Return who draws now, by the signed records, each peer once. `names_users`: see `ClientConnection`."""
     found = {}
     for record in records.values():
         if record.state == "online" and record.draw_rate > 0:
@@ -189,5 +189,5 @@ def shown_name(text: str) -> str:
 
 
 def _model_of(repository: str, snapshot: RunSnapshot, device: str) -> PreTrainedModel:
-    medium = medium_of_task(repository, snapshot.run.task)
-    return medium.load(snapshot.download_signed(MODEL_FILES), precision="float32", device=device).model
+    modality = modality_of_task(repository, snapshot.run.task)
+    return modality.load(snapshot.download_signed(MODEL_FILES), precision="float32", device=device).model

@@ -4,14 +4,14 @@ import pytest
 from forked_processes import ForkedProcess, fork_server, printed_json
 from support_files import SUPPORT
 
-from pipelines.core.averaging.group import avoidance
-from pipelines.core.averaging.group.avoidance import Avoidance
+from pipelines.core.averaging.group import blocklist
+from pipelines.core.averaging.group.blocklist import Blocklist
 
 FIRST_SECONDS, LONGEST_SECONDS = 5.0, 3600.0
 
 
 def test_a_leader_that_stalls_is_left_alone_for_longer_each_time_until_it_leads():
-    memory, now = Avoidance(FIRST_SECONDS, LONGEST_SECONDS), 100.0
+    memory, now = Blocklist(FIRST_SECONDS, LONGEST_SECONDS), 100.0
     assert not memory.avoids("eve", now)
     assert memory.avoid("eve", now) == FIRST_SECONDS
     assert memory.avoids("eve", now + FIRST_SECONDS - 0.1) and not memory.avoids("ann", now)
@@ -26,11 +26,11 @@ def test_a_leader_that_stalls_is_left_alone_for_longer_each_time_until_it_leads(
 
 
 def test_a_crowd_of_leaders_that_stall_does_not_fill_the_memory(monkeypatch):
-    monkeypatch.setattr(avoidance, "MOST_REMEMBERED", 10)
-    memory = Avoidance(FIRST_SECONDS, LONGEST_SECONDS)
+    monkeypatch.setattr(blocklist, "MOST_REMEMBERED", 10)
+    memory = Blocklist(FIRST_SECONDS, LONGEST_SECONDS)
     for number in range(100):
         memory.avoid(number, float(number))
-    assert len(memory.spells) == 10 and memory.avoids(99, 100.0)
+    assert len(memory.entries) == 10 and memory.avoids(99, 100.0)
 
 
 @pytest.mark.slow

@@ -19,16 +19,16 @@ SECONDS_BETWEEN_QUESTIONS = 0.2
 
 def draw_again_and_again(repository: str, events: Any) -> None:
     """Have pictures drawn and audited; write whether they are those of this machine, and who was named."""
-    from pipelines.features.serving.draw.asking_run import open_studio
     from pipelines.features.serving.draw.client import NobodyDrawsError
+    from pipelines.features.serving.draw.drawing_client import connect
 
-    with open_studio(repository, audits=True, patience_seconds=PATIENCE_SECONDS) as studio:
+    with connect(repository, audits=True, patience_seconds=PATIENCE_SECONDS) as client:
         model = own_model(repository)
         for seed in itertools.count():
-            wish, started = studio.wish("picture number 7", seed=seed), time.monotonic()
-            expected = model.generate_image_codes(wish.input_ids, num_candidates=NUM_CANDIDATES, seed=seed)[0]
+            sampling, started = client.request("picture number 7", seed=seed), time.monotonic()
+            expected = model.generate_image_codes(sampling.input_ids, num_candidates=NUM_CANDIDATES, seed=seed)[0]
             try:
-                drawn = studio.draw(wish, range(NUM_CANDIDATES))
+                drawn = client.draw(sampling, range(NUM_CANDIDATES))
             except NobodyDrawsError as error:
                 events.write("nobody", text=str(error))
                 continue

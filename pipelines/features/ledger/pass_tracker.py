@@ -31,7 +31,7 @@ class OpenBlock:
         return len(self.done) >= self.size
 
 
-class PassBook:
+class PassTracker:
     """Hands the blocks of one pass out in their order, each record to one lease at a time."""
 
     def __init__(self, order: BlockOrder, pass_number: int) -> None:
@@ -158,13 +158,13 @@ class PassBook:
     @classmethod
     def from_json(cls, order: BlockOrder, values: dict[str, Any]) -> Self:
         """The book that `to_json` gave, with nothing on lease."""
-        book = cls(order, int(values["pass_number"]))
-        book.num_done = int(values["num_done"])
+        tracker = cls(order, int(values["pass_number"]))
+        tracker.num_done = int(values["num_done"])
         if values["window"] >= 0:
-            book._begin_window(int(values["window"]), int(values["num_taken"]))
-        book.early = {Block(*map(int, block)) for block in values["early"]}
+            tracker._begin_window(int(values["window"]), int(values["num_taken"]))
+        tracker.early = {Block(*map(int, block)) for block in values["early"]}
         for *block, size, done in values["open"]:
             finished = Intervals((int(start), int(stop)) for start, stop in done)
             free = Intervals(finished.outside((0, int(size))))
-            book.open[Block(*map(int, block))] = OpenBlock(size=int(size), free=free, done=finished)
-        return book
+            tracker.open[Block(*map(int, block))] = OpenBlock(size=int(size), free=free, done=finished)
+        return tracker

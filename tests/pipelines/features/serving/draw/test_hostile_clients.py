@@ -24,7 +24,7 @@ from pipelines.core.swarm.streams.server import handler_name
 from pipelines.features.publishing.repository.manifest import digest_file
 from pipelines.features.serving.draw.ranking.requests import SERVICE as RANK_SERVICE
 from pipelines.features.serving.draw.ranking.requests import RankRequest
-from pipelines.features.serving.draw.requests import SERVICE, DrawRequest, Wish, tokenizer_name
+from pipelines.features.serving.draw.requests import SERVICE, DrawRequest, SamplingRequest, tokenizer_name
 
 pytestmark = [pytest.mark.slow, pytest.mark.swarm, pytest.mark.timeout(600)]
 
@@ -37,9 +37,9 @@ NAMESPACE = "drawn"
 NONSENSE = (None, True, -1, 0, 2**31, 2**63 - 1, 1e308, float("nan"), "", "x" * 5000, b"\x00", [], [1], {}, {"a": 1})
 
 
-def a_wish(run, words=1, **values):
+def a_sampling(run, words=1, **values):
     processor = DalleCollabProcessor.from_pretrained(run.folder / "run")
-    return Wish(
+    return SamplingRequest(
         revision=digest_file(run.folder / "run" / "model.safetensors").sha256,
         precision="float32",
         tokenizer=tokenizer_name(processor, DalleCollabConfig.from_pretrained(run.folder / "run")),
@@ -89,7 +89,7 @@ def hostile_bytes(draw, honest_body, honest_tensors):
 
 
 async def scored(p2p, server, asked):
-    """Return the scores of candidates, as an honest asker gets them who comes back when there is no room."""
+    """Return the scores of candidates, as an honest client gets them who comes back when there is no room."""
     while True:
         with contextlib.suppress(Refusal):
             conversation, _ = await open_conversation(p2p, server, NAMESPACE, RANK_SERVICE, Introductions(None))
@@ -102,13 +102,13 @@ async def scored(p2p, server, asked):
         await asyncio.sleep(0.2)
 
 
-async def drawn(p2p, server, wish):
-    """Return the codes of two candidates, as an honest asker gets them who comes back when there is no room."""
+async def drawn(p2p, server, sampling):
+    """Return the codes of two candidates, as an honest client gets them who comes back when there is no room."""
     while True:
         with contextlib.suppress(Refusal):
             conversation, _ = await open_conversation(p2p, server, NAMESPACE, SERVICE, Introductions(None))
             async with conversation:
-                await conversation.send(*DrawRequest(wish=wish, candidates=range(2)).message())
+                await conversation.send(*DrawRequest(sampling=sampling, candidates=range(2)).message())
                 parts = []
                 while not (frame := await conversation.receive(PATIENCE)).body.get("done"):
                     parts.append(frame.tensors["codes"])
@@ -119,10 +119,10 @@ async def drawn(p2p, server, wish):
 def test_a_thousand_hostile_messages_change_nobodys_codes(run):
     server = run.serve("--memory", 0.05, "--ranking")
     ready = server.wait_for("serving")
-    wish = a_wish(run)
+    sampling = a_sampling(run)
     model = DalleCollabForConditionalGeneration.from_pretrained(run.folder / "run").eval()
-    expected = model.generate_image_codes(wish.input_ids, num_candidates=2)[0]
-    body, tensors = DrawRequest(wish=wish, candidates=range(8)).message()
+    expected = model.generate_image_codes(sampling.input_ids, num_candidates=2)[0]
+    body, tensors = DrawRequest(sampling=sampling, candidates=range(8)).message()
     draw = random.Random(0)
     asked = RankRequest(caption="a small red star", codes=expected)
     messages = [(SERVICE, hostile_bytes(draw, body, tensors)) for _ in range(NUM_MESSAGES)]
@@ -150,17 +150,17 @@ def test_a_thousand_hostile_messages_change_nobodys_codes(run):
             for _ in range(2)
         ]
         try:
-            first = await drawn(honest, ready["peer"], wish)
+            first = await drawn(honest, ready["peer"], sampling)
             scores = [await scored(honest, ready["peer"], asked)]
             before = memory()
             attacks = [asyncio.create_task(attack(hostile)) for _ in range(AT_ONCE)]
             answers, highest = [], before
             while not all(task.done() for task in attacks):
-                answers.append(await drawn(honest, ready["peer"], wish))
+                answers.append(await drawn(honest, ready["peer"], sampling))
                 scores.append(await scored(honest, ready["peer"], asked))
                 highest = max(highest, memory())
             await asyncio.gather(*attacks)
-            return [first, *answers, await drawn(honest, ready["peer"], wish)], scores, highest - before
+            return [first, *answers, await drawn(honest, ready["peer"], sampling)], scores, highest - before
         finally:
             await hostile.shutdown()
             await honest.shutdown()
@@ -193,9 +193,9 @@ def test_a_request_for_something_else_reads_what_there_is(run, changes, code, sa
         try:
             conversation, about = await open_conversation(p2p, ready["peer"], NAMESPACE, SERVICE, Introductions(None))
             async with conversation:
-                wish = a_wish(run)
-                assert about == dict(revision=wish.revision, precision="float32")
-                body, tensors = DrawRequest(wish=wish, candidates=range(1)).message()
+                sampling = a_sampling(run)
+                assert about == dict(revision=sampling.revision, precision="float32")
+                body, tensors = DrawRequest(sampling=sampling, candidates=range(1)).message()
                 await conversation.send(body | changes, tensors)
                 await conversation.receive(PATIENCE)
         finally:
@@ -238,14 +238,14 @@ def test_many_peers_at_one_address_have_no_more_room_than_an_address_may_have(hu
     with drawn_run(hub, tmp_path, "crowded-run") as run:
         run.change(candidates_per_peer=4, candidates_per_address=6, streams_per_peer=2, streams_per_address=3)
         ready = run.serve("--max-codes-per-second", 1).wait_for("serving")
-        wish = a_wish(run, every=1)
+        sampling = a_sampling(run, every=1)
 
         async def asked(stack, p2p, number=0):
             """Open a conversation, and ask for so many candidates in it."""
             conversation, _ = await open_conversation(p2p, ready["peer"], NAMESPACE, SERVICE, Introductions(None))
             await stack.enter_async_context(conversation)
             if number:
-                await conversation.send(*DrawRequest(wish=wish, candidates=range(number)).message())
+                await conversation.send(*DrawRequest(sampling=sampling, candidates=range(number)).message())
             return conversation
 
         async def crowd():

@@ -24,7 +24,7 @@ class _Held:
     epoch: int
 
 
-class Shelf:
+class ContributionCache:
     """Contributions by digest; in one event loop."""
 
     def __init__(self, sizes: range) -> None:

@@ -19,9 +19,7 @@ Entry = tuple[object, object, object]
 """Owner, values and token of a record; a stranger's may be anything."""
 
 
-def believed_records(
-    kind: type[Record], entries: Iterable[Any], check: TokenCheck, *, now: float
-) -> dict[bytes, Record]:
+def valid_records(kind: type[Record], entries: Iterable[Any], check: TokenCheck, *, now: float) -> dict[bytes, Record]:
     """Return the records that count, by owner: those in which peers with a valid token speak for themselves."""
     found = {}
     for entry in entries:

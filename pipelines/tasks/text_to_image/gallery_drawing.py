@@ -7,7 +7,7 @@ import torch
 from PIL import Image
 
 from modeling_dalle_collab import DalleCollabProcessor
-from pipelines.features.publishing.metrics.reel import REEL_SEED
+from pipelines.features.publishing.metrics.sample_gallery import REEL_SEED
 from pipelines.tasks.text_to_image.image_codes.codec_code import open_codec
 from pipelines.tasks.text_to_image.image_codes.thumbnails import draw_thumbnails, to_picture
 from pipelines.tasks.text_to_image.image_codes.vqgan_codec import VQGANCodec
@@ -17,7 +17,7 @@ PICTURE_SIDE = 96
 """Pixels of the longer side of a picture."""
 
 
-class ReelDrawer:
+class GalleryDrawer:
     """Draws prompts, one row of pictures for each, with the run's codec and a fixed seed."""
 
     def __init__(self, processor: DalleCollabProcessor) -> None:

@@ -12,47 +12,47 @@ MOST_REMEMBERED = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
-class Spell:
+class BlocklistEntry:
     """For how long a peer is avoided, and until when."""
 
     until: float
     seconds: float
 
 
-class Avoidance:
+class Blocklist:
     """Peers that are avoided. Times are in seconds, of one clock."""
 
     def __init__(self, first_seconds: float, longest_seconds: float) -> None:
         self._first_seconds, self._longest_seconds = first_seconds, longest_seconds
-        self.spells: dict[Hashable, Spell] = {}
+        self.entries: dict[Hashable, BlocklistEntry] = {}
 
     def avoid(self, peer: Hashable, now: float, *, at_least: float = 0.0) -> float:
         """Avoid a peer from now on, `at_least` for so many seconds; return for how long."""
-        former = self.spells.get(peer)
+        former = self.entries.get(peer)
         usual = 2 * former.seconds if former else self._first_seconds
         seconds = min(self._longest_seconds, max(at_least, usual))
-        self.spells[peer] = Spell(until=now + seconds, seconds=seconds)
+        self.entries[peer] = BlocklistEntry(until=now + seconds, seconds=seconds)
         self._forget_some()
         return seconds
 
     def forgive(self, peer: Hashable) -> None:
         """Forget what a peer did."""
-        self.spells.pop(peer, None)
+        self.entries.pop(peer, None)
 
     def until(self, peer: Hashable) -> float:
         """Return until when a peer is, or was, avoided; 0: never."""
-        spell = self.spells.get(peer)
-        return 0.0 if spell is None else spell.until
+        entry = self.entries.get(peer)
+        return 0.0 if entry is None else entry.until
 
     def avoids(self, peer: Hashable, now: float) -> bool:
         """Return whether a peer is avoided now."""
         return now < self.until(peer)
 
-    def recall(self, spells: Mapping[str, Spell]) -> None:
+    def recall(self, entries: Mapping[str, BlocklistEntry]) -> None:
         """Take over what was remembered elsewhere, where it lasts longer than what is known here."""
-        self.spells |= {peer: spell for peer, spell in spells.items() if spell.until > self.until(peer)}
+        self.entries |= {peer: entry for peer, entry in entries.items() if entry.until > self.until(peer)}
         self._forget_some()
 
     def _forget_some(self) -> None:
-        while len(self.spells) > MOST_REMEMBERED:
-            del self.spells[min(self.spells, key=self.until)]
+        while len(self.entries) > MOST_REMEMBERED:
+            del self.entries[min(self.entries, key=self.until)]

@@ -20,10 +20,10 @@ COMPUTING = {"layers-0": "0:2", "layers-1": "2:3", "layers-2": "2:3"}
 """Block servers and what they serve of three layers: all but the first one are gone together."""
 
 CODES_PER_SECOND = 60
-FALSE, CUSTOMERS = "draws-falsely", {"drawings": "customer-of-drawings", "layers": "customer-of-layers"}
+FALSE, CLIENTS = "draws-falsely", {"drawings": "customer-of-drawings", "layers": "customer-of-layers"}
 
 
-class ServingScene:
+class ServingScenario:
     """Starts what a script's faults need: drawing servers or block servers, and who uses them."""
 
     def __init__(
@@ -41,16 +41,16 @@ class ServingScene:
         """Start all servers and their customers."""
         for name in (*(DRAWING if self._named["drawings"] else ()), *(COMPUTING if self._named["layers"] else ())):
             self._serve(name)
-        for what, name in CUSTOMERS.items():
+        for what, name in CLIENTS.items():
             if self._named[what]:
                 self._start(
-                    name, "pipelines.tools.chaos.serving.customer", [self._repository, str(self._log(name)), what]
+                    name, "pipelines.tools.chaos.serving.client", [self._repository, str(self._log(name)), what]
                 )
 
     def is_in_use(self) -> bool:
         """Whether every customer has got something."""
         return all(
-            any(event["event"] in ("drawn", "computed") for event in self.events(CUSTOMERS[what]))
+            any(event["event"] in ("drawn", "computed") for event in self.events(CLIENTS[what]))
             for what, is_needed in self._named.items()
             if is_needed
         )
@@ -70,7 +70,7 @@ class ServingScene:
 
     def figures(self) -> dict[str, Any]:
         """Return what the customers have seen; see `chaos_report.ServingFigures`."""
-        drawings, layers = (self.events(CUSTOMERS[what]) for what in ("drawings", "layers"))
+        drawings, layers = (self.events(CLIENTS[what]) for what in ("drawings", "layers"))
         drawn = [event for event in drawings if event["event"] == "drawn"]
         computed = [event for event in layers if event["event"] == "computed"]
         liars = {event["peer"] for event in self.events(FALSE) if event["event"] == "serving"}

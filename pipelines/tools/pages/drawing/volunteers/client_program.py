@@ -1,6 +1,6 @@
 """The program that asks volunteers for drawings: reads requests from standard input, writes what comes of them.
 
-All lines are JSON. The first one that is read has the arguments of `open_studio`; each further one asks for a drawing,
+All lines are JSON. The first one that is read has the arguments of `connect`; each further one asks for a drawing,
 which ends the one before, or ends one. While it lives, the program writes a line every few seconds.
 """
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from pipelines.features.serving.draw.asking_run import SwarmStudio
     from pipelines.features.serving.draw.client import Drawn
+    from pipelines.features.serving.draw.drawing_client import DrawingClient
 
 ALIVE_SECONDS = 2.0
 SECONDS_BETWEEN_NEWS = 0.2
@@ -30,25 +30,27 @@ Say = Callable[[Mapping[str, Any]], None]
 class DrawingJob:
     """One drawing that was asked for."""
 
-    def __init__(self, studio: "SwarmStudio", asked: Mapping[str, Any], say: Say, on_lost: Callable[[], None]) -> None:
+    def __init__(
+        self, client: "DrawingClient", asked: Mapping[str, Any], say: Say, on_lost: Callable[[], None]
+    ) -> None:
         """Begin; `on_lost` is called if nobody draws, so that a fresh node may look for the swarm."""
         import torch
 
         from modeling_dalle_collab.sampling_dalle_collab import SamplingOptions
 
         self.number = asked["number"]
-        self._studio, self._say, self._on_lost = studio, say, on_lost
+        self._client, self._say, self._on_lost = client, say, on_lost
         self._num_previewed, self._known, self._told_at = asked["num_previewed"], dict[int, list[int]](), 0.0
         given = asked["image_prompt"]
-        wish = studio.wish(
+        sampling = client.request(
             asked["prompt"],
             seed=asked["seed"],
             options=SamplingOptions.from_mapping(asked["sampling"]),
             image_prompt=None if given is None else torch.tensor([given]),
         )
         candidates = range(asked["num_candidates"])
-        self._future: Future[Drawn] = studio.start(
-            wish, candidates, on_progress=self._on_progress, on_codes=self._on_codes
+        self._future: Future[Drawn] = client.start(
+            sampling, candidates, on_progress=self._on_progress, on_codes=self._on_codes
         )
         self._future.add_done_callback(self._on_end)
 
@@ -84,24 +86,24 @@ class DrawingJob:
                 number=self.number,
                 codes=[candidate.codes.tolist() for candidate in drawn.candidates],
                 drawn_by=[candidate.server.name for candidate in drawn.candidates],
-                remarks=what_came([drawn], is_audited=self._studio.is_audited),
+                remarks=what_came([drawn], is_audited=self._client.is_audited),
             )
         )
 
 
 def draw_on_demand(settings: Mapping[str, Any], say: Say) -> None:
     """Enter the swarm and draw what is asked for until standard input ends, or nobody draws any more."""
-    from pipelines.features.serving.draw.asking_run import open_studio
+    from pipelines.features.serving.draw.drawing_client import connect
 
     requests: queue.SimpleQueue[str | None] = queue.SimpleQueue()
     alive = threading.Thread(target=_say_that_it_lives, args=(say,), daemon=True, name="alive")
 
-    def hear(event: str, **_values: Any) -> None:
+    def on_event(event: str, **_values: Any) -> None:
         # By then everything that forks has been started, and loading a model for audits may take long.
         if event in ("loading", "entered") and alive.ident is None:
             alive.start()
 
-    with open_studio(hear=hear, **settings) as studio:
+    with connect(on_event=on_event, **settings) as client:
         threading.Thread(target=_read_requests, args=(requests,), daemon=True, name="requests").start()
         drawing: DrawingJob | None = None
         while (line := requests.get()) is not None:
@@ -110,7 +112,7 @@ def draw_on_demand(settings: Mapping[str, Any], say: Say) -> None:
                 drawing.stop()
             if "prompt" in asked:
                 try:
-                    drawing = DrawingJob(studio, asked, say, on_lost=lambda: requests.put(None))
+                    drawing = DrawingJob(client, asked, say, on_lost=lambda: requests.put(None))
                 except ValueError as error:
                     say(dict(number=asked["number"], problem=str(error)))
 

@@ -14,7 +14,7 @@ MOST_EPOCHS_SIGNED = 8
 """Of these the peer says which gradients it had, also when they are booked: the anchor may hear of that first."""
 
 
-class RoundBook:
+class RoundTracker:
     """The batches of the gradients that a peer has computed."""
 
     def __init__(self) -> None:

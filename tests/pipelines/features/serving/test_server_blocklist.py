@@ -6,12 +6,17 @@ import pytest
 from clocks import Clock
 from huggingface_hub import constants
 
-from pipelines.core.averaging.group import avoidance
+from pipelines.core.averaging.group import blocklist as peer_blocklist
 from pipelines.features.servers.server_record import ServerRecord
-from pipelines.features.serving import avoided as avoided_servers
-from pipelines.features.serving.avoided import LONGEST_SECONDS, MOST_NAME_CHARACTERS, MOST_NAMED, AvoidedServers
+from pipelines.features.serving import server_blocklist as avoided_servers
 from pipelines.features.serving.blocks.discovery import served_spans
-from pipelines.features.serving.draw.asking_run import drawing_servers
+from pipelines.features.serving.draw.drawing_client import drawing_servers
+from pipelines.features.serving.server_blocklist import (
+    LONGEST_SECONDS,
+    MOST_NAME_CHARACTERS,
+    MOST_NAMED,
+    ServerBlocklist,
+)
 
 
 @pytest.fixture
@@ -27,34 +32,38 @@ def file(tmp_path):
 def test_each_process_goes_on_from_what_the_ones_before_have_found(file, clock):
     lengths = []
     for _ in range(14):
-        avoided = AvoidedServers(file, clock)
-        assert not avoided.avoids("liar")
-        until = avoided.avoid("liar")
+        blocklist = ServerBlocklist(file, clock)
+        assert not blocklist.avoids("liar")
+        until = blocklist.avoid("liar")
         lengths.append(until - clock.now)
         clock.now = until - 1
-        assert AvoidedServers(file, clock).avoids("liar") and not AvoidedServers(file, clock).avoids("honest")
+        assert ServerBlocklist(file, clock).avoids("liar") and not ServerBlocklist(file, clock).avoids("honest")
         clock.now = until
     assert lengths[:3] == [600, 1200, 2400] and lengths[-1] == LONGEST_SECONDS
-    assert AvoidedServers().until("liar") == 0.0
+    assert ServerBlocklist().until("liar") == 0.0
 
 
 def test_processes_of_the_same_time_forget_nothing_that_the_others_found(file, clock):
-    first, second = AvoidedServers(file, clock), AvoidedServers(file, clock)
+    first, second = ServerBlocklist(file, clock), ServerBlocklist(file, clock)
     first.avoid("a")
     second.avoid("b")
     first.avoid("c")
-    assert all(AvoidedServers(file, clock).avoids(peer) for peer in "abc")
+    assert all(ServerBlocklist(file, clock).avoids(peer) for peer in "abc")
     assert second.avoid("a") - clock.now == 600, "the same finding of two processes is one"
 
 
 def test_a_new_peer_id_does_not_help_an_admitted_user(clock):
-    avoided = AvoidedServers(clock=clock)
-    clock.now = avoided.avoid("first id", "mallory") - 1
-    assert avoided.avoids("second id", "mallory") and avoided.avoids("first id", "another name")
-    assert not avoided.avoids("second id") and not avoided.avoids("mallory") and not avoided.avoids("third", "first id")
-    assert avoided.avoid("second id", "mallory") - clock.now == 600, "this one was not yet avoided, its user was"
+    blocklist = ServerBlocklist(clock=clock)
+    clock.now = blocklist.avoid("first id", "mallory") - 1
+    assert blocklist.avoids("second id", "mallory") and blocklist.avoids("first id", "another name")
+    assert (
+        not blocklist.avoids("second id")
+        and not blocklist.avoids("mallory")
+        and not blocklist.avoids("third", "first id")
+    )
+    assert blocklist.avoid("second id", "mallory") - clock.now == 600, "this one was not yet avoided, its user was"
     clock.now += 600
-    assert avoided.avoid("third id", "mallory") - clock.now == 1200
+    assert blocklist.avoid("third id", "mallory") - clock.now == 1200
 
 
 def test_names_of_an_open_run_are_anybodys_own_word():
@@ -68,15 +77,15 @@ def test_names_of_an_open_run_are_anybodys_own_word():
 
 
 def test_those_that_are_avoided_are_named_up_to_a_number(clock):
-    avoided = AvoidedServers(clock=clock)
+    blocklist = ServerBlocklist(clock=clock)
     servers = [(f"peer number {number:02}", "") for number in range(MOST_NAMED + 2)]
-    assert avoided.named(servers) == ""
-    avoided.avoid(*servers[1])
+    assert blocklist.named(servers) == ""
+    blocklist.avoid(*servers[1])
     said = "Avoided, since they have answered falsely: umber 01 until 1970-01-01 00:26:40 UTC."
-    assert avoided.named(servers) == said
+    assert blocklist.named(servers) == said
     for server in servers:
-        avoided.avoid(*server)
-    assert avoided.named(servers).endswith("umber 07 until 1970-01-01 00:26:40 UTC, 2 others.")
+        blocklist.avoid(*server)
+    assert blocklist.named(servers).endswith("umber 07 until 1970-01-01 00:26:40 UTC, 2 others.")
 
 
 @pytest.mark.parametrize(
@@ -92,39 +101,39 @@ def test_those_that_are_avoided_are_named_up_to_a_number(clock):
 def test_a_broken_file_is_ignored_with_one_line_and_replaced(file, clock, caplog, content):
     file.parent.mkdir()
     file.write_bytes(content)
-    avoided = AvoidedServers(file, clock)
-    assert not avoided.avoids("a") and not avoided.avoids("b")
+    blocklist = ServerBlocklist(file, clock)
+    assert not blocklist.avoids("a") and not blocklist.avoids("b")
     (record,) = caplog.records
     assert f"cannot be read from {file}, which is ignored: " in record.getMessage()
-    avoided.avoid("c")
-    assert AvoidedServers(file, clock).avoids("c")
+    blocklist.avoid("c")
+    assert ServerBlocklist(file, clock).avoids("c")
 
 
 def test_a_file_cannot_say_longer_than_could_be_written_nor_more_than_is_remembered(file, clock, caplog, monkeypatch):
     file.parent.mkdir()
     file.write_text('{"peer a": [1e300, 1e300], "peer b": [1e3, 1e18]}')
-    avoided = AvoidedServers(file, clock)
-    assert (avoided.until("a"), avoided.until("b")) == (clock.now + LONGEST_SECONDS, clock.now + 1000)
-    for module in (avoidance, avoided_servers):
+    blocklist = ServerBlocklist(file, clock)
+    assert (blocklist.until("a"), blocklist.until("b")) == (clock.now + LONGEST_SECONDS, clock.now + 1000)
+    for module in (peer_blocklist, avoided_servers):
         monkeypatch.setattr(module, "MOST_REMEMBERED", 3)
     for number in range(5):
         clock.now += 1
-        AvoidedServers(file, clock).avoid(f"{number}")
-    assert len(json.loads(file.read_text())) == 3 and AvoidedServers(file, clock).avoids("a")
+        ServerBlocklist(file, clock).avoid(f"{number}")
+    assert len(json.loads(file.read_text())) == 3 and ServerBlocklist(file, clock).avoids("a")
     file.write_text(json.dumps({f"peer {number}": [600, 5000] for number in range(4)}))
-    assert not AvoidedServers(file, clock).avoids("0") and "4 servers and users; expected at most 3" in caplog.text
+    assert not ServerBlocklist(file, clock).avoids("0") and "4 servers and users; expected at most 3" in caplog.text
 
 
 def test_where_the_file_cannot_be_written_it_is_avoided_in_this_process(tmp_path, clock, caplog):
     (tmp_path / "folder").write_text("no folder")
-    avoided = AvoidedServers(tmp_path / "folder" / "avoided.json", clock)
-    avoided.avoid("a")
-    assert avoided.avoids("a") and "is forgotten with this process" in caplog.text
+    blocklist = ServerBlocklist(tmp_path / "folder" / "avoided.json", clock)
+    blocklist.avoid("a")
+    assert blocklist.avoids("a") and "is forgotten with this process" in caplog.text
 
 
 def test_each_run_has_a_file_of_its_own(tmp_path, monkeypatch):
     monkeypatch.setattr(constants, "HF_HOME", str(tmp_path))
-    AvoidedServers.of_run("org/birds").avoid("a")
+    ServerBlocklist.of_run("org/birds").avoid("a")
     (file,) = tmp_path.rglob("avoided_servers.json")
     assert file.parts[-4:-2] == ("dalle-collab", "serving") and file.parent.name.endswith("--org-birds")
-    assert AvoidedServers.of_run("org/birds").avoids("a") and not AvoidedServers.of_run("org/cats").avoids("a")
+    assert ServerBlocklist.of_run("org/birds").avoids("a") and not ServerBlocklist.of_run("org/cats").avoids("a")

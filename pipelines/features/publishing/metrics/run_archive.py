@@ -34,7 +34,7 @@ class PublishedCheckpoint:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunRecord:
+class RunArchive:
     """A run, its history and what it published on the Hub."""
 
     repository: str
@@ -68,7 +68,7 @@ class RunRecord:
     """How much of each pass over the data was trained on."""
 
 
-def gather_record(repository: str, now: float) -> RunRecord:
+def gather_archive(repository: str, now: float) -> RunArchive:
     """Read a run's record from the Hub; `now` is in seconds since 1970.
 
     Raises:
@@ -79,7 +79,7 @@ def gather_record(repository: str, now: float) -> RunRecord:
     ledger = read_contributions(published)
     commits = HfApi().list_repo_commits(repository, revision=snapshot.commit)
     files = listed_files(repository, snapshot.commit)
-    return RunRecord(
+    return RunArchive(
         repository=repository,
         run=snapshot.run,
         epoch=None if state is None else state["epoch"],

@@ -10,7 +10,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from modeling_dalle_collab.sampling_dalle_collab import SamplingOptions
 
 if TYPE_CHECKING:
-    from pipelines.features.serving.draw.requests import DrawRequest, Wish
+    from pipelines.features.serving.draw.requests import DrawRequest, SamplingRequest
 
 
 class Parts(Protocol):
@@ -26,14 +26,14 @@ class Parts(Protocol):
 
     @property
     def processor(self) -> Any:
-        """What `Medium.ids_of` takes."""
+        """What `Modality.ids_of` takes."""
 
     @property
     def epoch(self) -> int | None:
         """Epoch at which the run published it; None if unknown."""
 
 
-class Medium(Protocol):
+class Modality(Protocol):
     """One of `PICTURES` and `TEXTS`."""
 
     product: str
@@ -46,7 +46,7 @@ class Medium(Protocol):
         """Raise ValueError unless a model of these sizes can draw behind (1, text) ids and (1, given) codes."""
 
     def usual_options(self, config: PretrainedConfig) -> SamplingOptions:
-        """Return the options of an asker who says nothing."""
+        """Return the options of a client who says nothing."""
 
     def num_places(self, options: SamplingOptions, config: PretrainedConfig) -> int:
         """Return the places of a finished candidate, given ones included."""
@@ -58,7 +58,7 @@ class Medium(Protocol):
         """Return how many codes there are."""
 
     def every(self, config: PretrainedConfig) -> int:
-        """Return after how many places an asker wants to hear."""
+        """Return after how many places a client wants to hear."""
 
     def needed_bytes(self, asked: "DrawRequest", config: PretrainedConfig) -> int:
         """Return what a request takes at most."""
@@ -81,13 +81,15 @@ class Medium(Protocol):
     def rounded(self, model: PreTrainedModel, precision: str) -> None:
         """Let a float32 model compute in another precision; ValueError if it cannot."""
 
-    def stream(self, model: Any, wishes: Sequence["Wish"], numbers: Tensor, num_candidates: int) -> Iterator[Tensor]:
-        """Yield the codes so far of wishes of one shape: (job, candidate, number) int64; `numbers`: (sample, place)."""
+    def stream(
+        self, model: Any, samplings: Sequence["SamplingRequest"], numbers: Tensor, num_candidates: int
+    ) -> Iterator[Tensor]:
+        """Yield the codes so far of like requests: (job, candidate, number) int64; `numbers`: (sample, place)."""
 
     def measuring(self, model: Any, num_candidates: int) -> Iterator[int]:
         """Draw some candidates of some prompt to the end; yield how many places are drawn of each."""
 
-    def logits_behind(self, model: Any, wish: "Wish", codes: Tensor) -> Tensor:
+    def logits_behind(self, model: Any, sampling: "SamplingRequest", codes: Tensor) -> Tensor:
         """Return the logits that each place's code is chosen from: (candidate, place, code) float32."""
 
     def means(self, distances: Tensor, codes: Tensor, config: PretrainedConfig) -> Tensor:

@@ -1,6 +1,6 @@
 """A peer's book of its lease: what it may read, what it reads, and what came of it. No network.
 
-A span is read, and then in a gradient, of which `RoundBook` knows; if that is lost, it is read again.
+A span is read, and then in a gradient, of which `RoundTracker` knows; if that is lost, it is read again.
 """
 
 import threading
@@ -15,7 +15,7 @@ from pipelines.core.run.spans import Block, Intervals, Span, by_block, merged_sp
 from pipelines.core.run.task import NamedBatch
 from pipelines.features.ledger.batch_gradients import BatchGradient, newest_signed
 from pipelines.features.ledger.gradient_sketch import GradientSketcher
-from pipelines.features.ledger.leases.round_book import RoundBook
+from pipelines.features.ledger.leases.round_tracker import RoundTracker
 from pipelines.features.ledger.records import MOST_GRADIENT_SPANS, MOST_GRADIENTS, MOST_SPANS_REPORTED
 
 SECONDS_BETWEEN_LOOKS = 0.2
@@ -26,7 +26,7 @@ SECONDS_BETWEEN_LEASES = 2.0
 """How long a peer that has read its lease waits for more."""
 
 
-class LeaseBook(EpochListener):
+class LeaseTracker(EpochListener):
     """What a peer may train on, is training on, and has trained on. Used by several threads.
 
     A peer that has trained on its whole lease goes on through an order of its own after a moment, until it hears of a
@@ -62,7 +62,7 @@ class LeaseBook(EpochListener):
         self._goes_on_alone = False
         """Whether it reads in its own order, and has heard of no lease since then."""
 
-        self._rounds = RoundBook()
+        self._rounds = RoundTracker()
         self._pass_number = 0
         self._is_closed = False
 

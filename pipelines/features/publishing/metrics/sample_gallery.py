@@ -24,7 +24,7 @@ DrawPictures = Callable[["torch.nn.Module", Sequence[str]], Image.Image | None]
 """Draws the prompts with the model, always with the same seed, as one picture; None: the task has no pictures."""
 
 
-class ProgressReel:
+class SampleGallery:
     """A folder of pictures `epoch-00000100.webp` with `index.json`."""
 
     def __init__(self, run: TrainingRun, folder: Path, draw: DrawPictures) -> None:
@@ -70,7 +70,7 @@ def write_index(folder: Path, prompts: Sequence[str], pictures: Sequence[dict[st
     write_text_whole(folder / REEL_INDEX_FILE, json.dumps(values, indent=1, ensure_ascii=False) + "\n")
 
 
-def take_over_reel(folder: Path, published: Path, prompts: Sequence[str]) -> None:
+def take_over_gallery(folder: Path, published: Path, prompts: Sequence[str]) -> None:
     """Add the pictures of a published index to a folder's index; the files themselves stay on the Hub."""
     known = {picture["epoch"]: picture for picture in (*read_index(published), *read_index(folder))}
     if known:

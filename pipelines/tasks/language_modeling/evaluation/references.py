@@ -17,7 +17,7 @@ from pipelines.core.run.training_run import TrainingRun
 from pipelines.features.evaluation.measurement import Measurement
 from pipelines.features.evaluation.opening import Subject
 from pipelines.features.held_out_loss import weights_digest
-from pipelines.tasks.language_modeling.evaluation.classification import METRICS, LanguageParts, measure_classification
+from pipelines.tasks.language_modeling.evaluation.classification import METRICS, LanguageContext, measure_classification
 from pipelines.tasks.language_modeling.evaluation.finetuning import ClassifierOptions
 from pipelines.tasks.language_modeling.evaluation.held_out_text import (
     evaluate_language_model,
@@ -35,7 +35,7 @@ CANNOT = (OSError, ValueError, httpx2.HTTPError, DatasetsError)
 
 
 @dataclass(frozen=True, kw_only=True)
-class LanguageYardsticks:
+class LanguageReferences:
     """What a language run's checkpoints are measured with, all read."""
 
     task: TrainingTask
@@ -93,14 +93,14 @@ def open_language_checkpoint(subject: Subject, run: TrainingRun, place: str, dev
     return LanguageCheckpoint(model=model, tokenizer=tokenizer)
 
 
-def open_language_yardsticks(
+def open_language_references(
     run: TrainingRun,
     place: str,
     num_records: int,
     sources: Sequence[LabelledSource],
     options: ClassifierOptions,
     on_progress: OnProgress,
-) -> LanguageYardsticks:
+) -> LanguageReferences:
     """Read held-out and labelled text; datasets that cannot be used are left out."""
     labelled, left_out = [], {}
     for number, source in enumerate(sources):
@@ -111,31 +111,31 @@ def open_language_yardsticks(
             left_out[_figure_of(source)] = explain_error(error)
         on_progress("fetching", number + 1, len(sources), "labelled datasets")
     task = held_out_task(run, place, num_records)
-    return LanguageYardsticks(
+    return LanguageReferences(
         task=task, batches=task.held_out_batches(), labelled=labelled, options=options, left_out=left_out
     )
 
 
 def evaluate_language(
-    yardsticks: LanguageYardsticks, checkpoint: LanguageCheckpoint, folder: Path, on_progress: OnProgress
+    references: LanguageReferences, checkpoint: LanguageCheckpoint, folder: Path, on_progress: OnProgress
 ) -> tuple[Measurement, dict[str, str]]:
     """Return the figures of a checkpoint, and what is left out and why. The Hub is not needed.
 
     Raises:
         ValueError: the run holds out nothing, and no labelled dataset was asked for.
     """
-    model, left_out = checkpoint.model, dict(yardsticks.left_out)
+    model, left_out = checkpoint.model, dict(references.left_out)
     try:
-        result = evaluate_language_model(yardsticks.task, yardsticks.batches, model, on_progress)
+        result = evaluate_language_model(references.task, references.batches, model, on_progress)
     except ValueError as error:
-        if not yardsticks.labelled and not left_out:
+        if not references.labelled and not left_out:
             raise
         result = Measurement(weights=weights_digest(model))
         left_out["loss, perplexity"] = explain_error(error)
-    for text in yardsticks.labelled:
+    for text in references.labelled:
         try:
-            parts = _parts(yardsticks, checkpoint)
-            measure_classification(result, parts, text, yardsticks.options, folder, on_progress)
+            parts = _parts(references, checkpoint)
+            measure_classification(result, parts, text, references.options, folder, on_progress)
         except ValueError as error:
             left_out[_figure_of(text.source)] = explain_error(error)
     return result, left_out
@@ -145,13 +145,13 @@ def _figure_of(source: LabelledSource) -> str:
     return f"{METRICS[source.kind]}@{source.name}"
 
 
-def _parts(yardsticks: LanguageYardsticks, checkpoint: LanguageCheckpoint) -> LanguageParts:
+def _parts(references: LanguageReferences, checkpoint: LanguageCheckpoint) -> LanguageContext:
     if checkpoint.tokenizer is None:
         raise ValueError(checkpoint.why_none)
-    longest = yardsticks.max_tokens
-    return LanguageParts(
+    longest = references.max_tokens
+    return LanguageContext(
         model=checkpoint.model,
         tokenizer=checkpoint.tokenizer,
-        sees_both_sides=yardsticks.task.run.task == FILL_MASK,
+        sees_both_sides=references.task.run.task == FILL_MASK,
         max_tokens=min(longest, num_positions(checkpoint.model.config) or longest),
     )

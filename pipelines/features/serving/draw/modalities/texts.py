@@ -16,10 +16,10 @@ from hub_tools.checks import check_loaded
 from hub_tools.foreign.json_texts import read_json
 from hub_tools.run_files import RUN_STATE_FILE
 from modeling_dalle_collab.sampling_dalle_collab import SamplingOptions, choose_codes
-from pipelines.features.serving.draw.media.medium import Medium
+from pipelines.features.serving.draw.modalities.modality import Modality
 
 if TYPE_CHECKING:
-    from pipelines.features.serving.draw.requests import DrawRequest, Wish
+    from pipelines.features.serving.draw.requests import DrawRequest, SamplingRequest
 
 EVERY = 8
 USUAL_TOKENS = 64
@@ -31,7 +31,7 @@ NEEDED_SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention
 
 
 @dataclass(frozen=True, kw_only=True)
-class WritingParts:
+class WritingContext:
     """What turns a prompt into a text; on one device."""
 
     name: str
@@ -41,8 +41,8 @@ class WritingParts:
     epoch: int | None = None
 
 
-class Texts(Medium):
-    """See `Medium`."""
+class Texts(Modality):
+    """See `Modality`."""
 
     product, unit = "text", "tokens"
 
@@ -64,7 +64,7 @@ class Texts(Medium):
             )
 
     def usual_options(self, config: PretrainedConfig) -> SamplingOptions:
-        """See `Medium`: half of what the model can read is for the prompt."""
+        """See `Modality`: half of what the model can read is for the prompt."""
         return SamplingOptions(num_image_codes=min(USUAL_TOKENS, config.max_position_embeddings // 2))
 
     def num_places(self, options: SamplingOptions, config: PretrainedConfig) -> int:
@@ -72,7 +72,7 @@ class Texts(Medium):
         return options.num_image_codes
 
     def num_numbers(self, options: SamplingOptions, config: PretrainedConfig) -> int:
-        """See `Medium`: a generator's first numbers do not depend on how many are drawn."""
+        """See `Modality`: a generator's first numbers do not depend on how many are drawn."""
         return self.num_places(options, config)
 
     def num_symbols(self, config: PretrainedConfig) -> int:
@@ -82,8 +82,8 @@ class Texts(Medium):
         return EVERY
 
     def needed_bytes(self, asked: "DrawRequest", config: PretrainedConfig) -> int:
-        num_text, number = asked.wish.input_ids.shape[1], len(asked.candidates)
-        return _needed_bytes(config, num_text, number, self.num_places(asked.wish.options, config))
+        num_text, number = asked.sampling.input_ids.shape[1], len(asked.candidates)
+        return _needed_bytes(config, num_text, number, self.num_places(asked.sampling.options, config))
 
     def most_bytes_of_one(self, config: PretrainedConfig) -> int:
         return _needed_bytes(config, config.max_position_embeddings, 1, 0)
@@ -105,7 +105,7 @@ class Texts(Medium):
             raise ValueError(f"The tokenizer is {type(tokenizer).__name__}; expected one with a file tokenizer.json.")
         return tokenizer, config
 
-    def load(self, folder: Path, *, precision: str, device: str) -> WritingParts:
+    def load(self, folder: Path, *, precision: str, device: str) -> WritingContext:
         tokenizer, _ = self.read(folder)
         kind: Any = AutoModelForCausalLM  # transformers does not declare what it returns with the loading info
         model, found = kind.from_pretrained(
@@ -116,7 +116,7 @@ class Texts(Medium):
         self.rounded(model, precision)
         state = folder / RUN_STATE_FILE
         epoch = read_json(state).get("epoch") if state.is_file() else None
-        return WritingParts(name=str(folder), model=model, processor=tokenizer, epoch=epoch)
+        return WritingContext(name=str(folder), model=model, processor=tokenizer, epoch=epoch)
 
     def rounded(self, model: PreTrainedModel, precision: str) -> None:
         if precision == "int8":
@@ -125,20 +125,20 @@ class Texts(Medium):
             model.bfloat16()
 
     def stream(
-        self, model: PreTrainedModel, wishes: Sequence["Wish"], numbers: Tensor, num_candidates: int
+        self, model: PreTrainedModel, samplings: Sequence["SamplingRequest"], numbers: Tensor, num_candidates: int
     ) -> Iterator[Tensor]:
-        options, every = wishes[0].options, wishes[0].every
-        input_ids = torch.cat([wish.input_ids for wish in wishes])
+        options, every = samplings[0].options, samplings[0].every
+        input_ids = torch.cat([sampling.input_ids for sampling in samplings])
         length, tokens = self.num_places(options, model.config), list[Tensor]()
         for token in _written(model, input_ids, numbers, options, num_candidates, ends_of(model.config)):
             tokens.append(token)
             if len(tokens) % every == 0 and len(tokens) < length:
-                yield torch.stack(tokens, dim=1).view(len(wishes), num_candidates, -1)
+                yield torch.stack(tokens, dim=1).view(len(samplings), num_candidates, -1)
         tokens += [tokens[-1]] * (length - len(tokens))
-        yield torch.stack(tokens, dim=1).view(len(wishes), num_candidates, -1)
+        yield torch.stack(tokens, dim=1).view(len(samplings), num_candidates, -1)
 
     def measuring(self, model: PreTrainedModel, num_candidates: int) -> Iterator[int]:
-        """See `Medium`: texts that nothing ends."""
+        """See `Modality`: texts that nothing ends."""
         length = model.config.max_position_embeddings - 1
         input_ids, numbers = torch.zeros(1, 1, dtype=torch.int64), torch.rand(num_candidates, length).double()
         options = SamplingOptions(num_image_codes=length)
@@ -146,14 +146,14 @@ class Texts(Medium):
             yield place
 
     @torch.no_grad()
-    def logits_behind(self, model: PreTrainedModel, wish: "Wish", codes: Tensor) -> Tensor:
-        prompt = wish.input_ids.expand(len(codes), -1)
+    def logits_behind(self, model: PreTrainedModel, sampling: "SamplingRequest", codes: Tensor) -> Tensor:
+        prompt = sampling.input_ids.expand(len(codes), -1)
         whole = torch.cat([prompt, codes[:, :-1]], dim=1).to(model.device)
         logits = model(whole, use_cache=False, logits_to_keep=codes.shape[1]).logits
         return logits.float()
 
     def means(self, distances: Tensor, codes: Tensor, config: PretrainedConfig) -> Tensor:
-        """See `Medium`: places up to the end of the text count; something else behind it is as wrong as can be."""
+        """See `Modality`: places up to the end of the text count; something else behind it is as wrong as can be."""
         counts, last = counted(codes, config)
         counts, last = counts.to(distances.device), last.to(distances.device)
         is_false = ~counts & (codes.to(distances.device) != last[:, None])
@@ -232,4 +232,4 @@ def _needed_bytes(config: Any, num_text: int, number: int, num_new: int) -> int:
     return number * (kept + logits) + num_text * VALUES_OF_A_POSITION * config.hidden_size * BYTES
 
 
-TEXTS: Medium = Texts()
+TEXTS: Modality = Texts()

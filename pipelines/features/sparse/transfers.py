@@ -18,7 +18,7 @@ from hivemind.utils.asyncio import aiter_with_timeout, anext, as_aiter
 from pipelines.core.averaging.wire.streams import open_greeted
 from pipelines.core.swarm.upload_limit import UploadLimit, pass_bytes
 from pipelines.features.sparse.announcement import DIGEST_BYTES, Announcement
-from pipelines.features.sparse.shelf import Shelf
+from pipelines.features.sparse.contribution_cache import ContributionCache
 
 CHUNK_BYTES = 2**15
 CHUNK_SECONDS = 15.0
@@ -45,7 +45,7 @@ class NotHeldError(LookupError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Delivered:
+class Transferred:
     """A contribution as it arrived."""
 
     content: bytes
@@ -58,12 +58,12 @@ def seconds_for(num_bytes: int) -> float:
     return CHUNK_SECONDS + num_bytes / SLOWEST_BYTES_PER_SECOND
 
 
-class Deliveries:
+class Transfers:
     """Gives, takes and passes on contributions, in an averager's process."""
 
     def __init__(
         self,
-        shelf: Shelf,
+        cache: ContributionCache,
         stub_of: Callable[[PeerID], StubBase],
         *,
         count_bytes: Callable[[int], None],
@@ -72,7 +72,7 @@ class Deliveries:
         note_taken: Callable[[bytes], None],
     ) -> None:
         """`sign_receipt` signs for a digest and an epoch; `note_taken` hears of what a peer has got from here."""
-        self.shelf, self._stub_of = shelf, stub_of
+        self.cache, self._stub_of = cache, stub_of
         self._count_bytes, self._upload_limit, self._note_taken = count_bytes, upload_limit, note_taken
         self._sign_receipt = sign_receipt
         self._receipts: dict[bytes, bytes] = {}
@@ -83,7 +83,7 @@ class Deliveries:
         Raises:
             Exception: that peer does not take it; peers fail in many ways.
         """
-        content = self.shelf.get(announcement.digest)
+        content = self.cache.get(announcement.digest)
         assert content is not None, "what is given is held"
         fields = [announcement.digest, announcement.num_bytes, epoch]
         hello = averaging_pb2.AveragingData(code=averaging_pb2.REQUEST_JOIN, peer_id=MSGPackSerializer.dumps(fields))
@@ -112,10 +112,10 @@ class Deliveries:
         except ValueError:
             yield averaging_pb2.AveragingData(code=averaging_pb2.PROTOCOL_VIOLATION)
             return
-        if not self.shelf.accept(giver, num_bytes, epoch):
+        if not self.cache.accept(giver, num_bytes, epoch):
             yield averaging_pb2.AveragingData(code=averaging_pb2.CANCELLED)
             return
-        with self.shelf.coming(digest):
+        with self.cache.coming(digest):
             yield averaging_pb2.AveragingData(code=averaging_pb2.ACCEPTED)
             buffers = (message.tensor_part.buffer async for message in aiter_with_timeout(messages, CHUNK_SECONDS))
             try:
@@ -124,11 +124,11 @@ class Deliveries:
             except (TimeoutError, AlteredError, StopAsyncIteration):
                 yield averaging_pb2.AveragingData(code=averaging_pb2.PROTOCOL_VIOLATION)
                 return
-            self.shelf.put(digest, content, epoch)
+            self.cache.put(digest, content, epoch)
         signature = self._sign_receipt(digest, epoch)
         yield averaging_pb2.AveragingData(code=averaging_pb2.ACCEPTED, peer_id=signature)
 
-    async def take(self, peer: PeerID, announcement: Announcement, seconds: float, *, is_patient: bool) -> Delivered:
+    async def take(self, peer: PeerID, announcement: Announcement, seconds: float, *, is_patient: bool) -> Transferred:
         """Take a contribution from a peer that begins to give it within so many seconds.
 
         `is_patient`: it may be getting it itself meanwhile.
@@ -149,15 +149,15 @@ class Deliveries:
             receipt = MSGPackSerializer.loads(header.metadata)[0]
             buffers = (message.tensor_part.buffer async for message in aiter_with_timeout(stream, CHUNK_SECONDS))
             content = await _joined(buffers, announcement.digest, announcement.num_bytes)
-        return Delivered(content=content, receipt=receipt if isinstance(receipt, bytes) else b"")
+        return Transferred(content=content, receipt=receipt if isinstance(receipt, bytes) else b"")
 
     async def pass_on(
         self, taker: PeerID, request: averaging_pb2.DownloadData
     ) -> AsyncGenerator[averaging_pb2.DownloadData, None]:
         """Yield a contribution that a peer asks for: a header, then its bytes; an empty message if it is not here."""
         digest, patience = _read_take(request.metadata)
-        content = await self.shelf.find(digest, min(patience, seconds_for(self.shelf.sizes.stop)))
-        if content is None or not self.shelf.may_take(taker, digest):
+        content = await self.cache.find(digest, min(patience, seconds_for(self.cache.sizes.stop)))
+        if content is None or not self.cache.may_take(taker, digest):
             yield averaging_pb2.DownloadData()
             return
         yield averaging_pb2.DownloadData(metadata=MSGPackSerializer.dumps([self._receipts.get(digest, b"")]))

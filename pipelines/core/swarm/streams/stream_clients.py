@@ -10,7 +10,7 @@ UNKNOWN = ""
 
 
 @dataclass(frozen=True)
-class Asker:
+class StreamClient:
     """Who takes something of a server."""
 
     peer: Hashable
@@ -20,10 +20,10 @@ class Asker:
     """An IPv4 address or an IPv6 /48 network; all peers whose address is `UNKNOWN` share one."""
 
 
-def asker_of(peer: Hashable, remote: str) -> Asker:
+def stream_client_of(peer: Hashable, remote: str) -> StreamClient:
     """Return who asks; `remote` is the multiaddress of the connection's other end, as libp2p sees it."""
     try:
         address = parse_address(remote)
     except ValueError:  # a kind of address that has no place of its own
-        return Asker(peer)
-    return Asker(peer) if address.relayed else Asker(peer, address.owner)
+        return StreamClient(peer)
+    return StreamClient(peer) if address.relayed else StreamClient(peer, address.owner)

@@ -11,17 +11,17 @@ from transformers import PretrainedConfig, PreTrainedModel
 from modeling_dalle_collab import DalleCollabConfig, DalleCollabForConditionalGeneration, DalleCollabProcessor
 from modeling_dalle_collab.inputs_dalle_collab import check_image_prompt, check_text
 from modeling_dalle_collab.sampling_dalle_collab import SamplingOptions
-from pipelines.features.serving.draw.media.medium import Medium
-from pipelines.tasks.text_to_image.generation.image_generation import DrawingParts, load_drawing_parts
+from pipelines.features.serving.draw.modalities.modality import Modality
+from pipelines.tasks.text_to_image.generation.image_generation import DrawingContext, load_drawing_parts
 
 if TYPE_CHECKING:
-    from pipelines.features.serving.draw.requests import DrawRequest, Wish
+    from pipelines.features.serving.draw.requests import DrawRequest, SamplingRequest
 
 CPU = torch.device("cpu")
 
 
-class Pictures(Medium):
-    """See `Medium`."""
+class Pictures(Modality):
+    """See `Modality`."""
 
     product, unit = "picture", "image codes"
 
@@ -37,18 +37,18 @@ class Pictures(Medium):
         return min(options.num_image_codes or config.num_image_codes, config.num_image_codes)
 
     def num_numbers(self, options: SamplingOptions, config: PretrainedConfig) -> int:
-        """See `Medium`: a shorter drawing is the beginning of the whole one."""
+        """See `Modality`: a shorter drawing is the beginning of the whole one."""
         return config.num_image_codes
 
     def num_symbols(self, config: PretrainedConfig) -> int:
         return config.codebook_size
 
     def every(self, config: PretrainedConfig) -> int:
-        """See `Medium`: a row."""
+        """See `Modality`: a row."""
         return config.image_grid_size
 
     def needed_bytes(self, asked: "DrawRequest", config: PretrainedConfig) -> int:
-        return needed_bytes(config, len(asked.candidates), is_guided=asked.wish.options.guidance_scale != 1)
+        return needed_bytes(config, len(asked.candidates), is_guided=asked.sampling.options.guidance_scale != 1)
 
     def most_bytes_of_one(self, config: PretrainedConfig) -> int:
         return needed_bytes(config, 1, is_guided=True)
@@ -64,8 +64,8 @@ class Pictures(Medium):
         processor = DalleCollabProcessor.from_pretrained(folder, trust_remote_code=False)
         return processor, DalleCollabConfig.from_pretrained(folder)
 
-    def load(self, folder: Path, *, precision: str, device: str) -> DrawingParts:
-        """See `Medium`; raises as `load_drawing_parts`."""
+    def load(self, folder: Path, *, precision: str, device: str) -> DrawingContext:
+        """See `Modality`; raises as `load_drawing_parts`."""
         parts = load_drawing_parts(folder, device=device)
         self.rounded(parts.model, precision)
         return parts
@@ -79,18 +79,18 @@ class Pictures(Medium):
     def stream(
         self,
         model: DalleCollabForConditionalGeneration,
-        wishes: Sequence["Wish"],
+        samplings: Sequence["SamplingRequest"],
         numbers: Tensor,
         num_candidates: int,
     ) -> Iterator[Tensor]:
-        given = [wish.image_prompt for wish in wishes if wish.image_prompt is not None]
+        given = [sampling.image_prompt for sampling in samplings if sampling.image_prompt is not None]
         return model.stream_image_codes(
-            torch.cat([wish.input_ids for wish in wishes]).to(model.device),
-            every=wishes[0].every,
+            torch.cat([sampling.input_ids for sampling in samplings]).to(model.device),
+            every=samplings[0].every,
             num_candidates=num_candidates,
             numbers=numbers,
             image_prompt=torch.cat(given).to(model.device) if given else None,
-            **vars(wishes[0].options),
+            **vars(samplings[0].options),
         )
 
     def measuring(self, model: DalleCollabForConditionalGeneration, num_candidates: int) -> Iterator[int]:
@@ -99,24 +99,26 @@ class Pictures(Medium):
             yield codes.shape[2]
 
     @torch.no_grad()
-    def logits_behind(self, model: DalleCollabForConditionalGeneration, wish: "Wish", codes: Tensor) -> Tensor:
-        """See `Medium`; guided if wished."""
+    def logits_behind(
+        self, model: DalleCollabForConditionalGeneration, sampling: "SamplingRequest", codes: Tensor
+    ) -> Tensor:
+        """See `Modality`; guided if wished."""
         missing = model.config.num_image_codes - codes.shape[1]
         whole = torch.nn.functional.pad(codes, (0, missing)).to(model.device)
-        text = wish.input_ids.to(model.device).expand(len(codes), -1)
+        text = sampling.input_ids.to(model.device).expand(len(codes), -1)
 
         def image_logits(input_ids: Tensor) -> Tensor:
             hidden = model.model(input_ids, whole).last_hidden_state
             return model.block_logits(hidden)[1][:, : codes.shape[1]].float()
 
-        logits, scale = image_logits(text), wish.options.guidance_scale
+        logits, scale = image_logits(text), sampling.options.guidance_scale
         if scale == 1:
             return logits
         null = image_logits(torch.full_like(text, model.config.pad_token_id))
         return null + (logits - null) * scale
 
     def means(self, distances: Tensor, codes: Tensor, config: PretrainedConfig) -> Tensor:
-        """See `Medium`: all places count."""
+        """See `Modality`: all places count."""
         return distances.mean(dim=1)
 
 
@@ -128,4 +130,4 @@ def needed_bytes(config: Any, num_samples: int, *, is_guided: bool, bytes_per_va
     return num_samples * (kept * (2 if is_guided else 1) + 4 * logits)
 
 
-PICTURES: Medium = Pictures()
+PICTURES: Modality = Pictures()
