@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse
 from ..protocol.hub_error import not_offered
 from ..store.commits import apply_commit, commit_lines, read_commit_request
 from ..store.history import create_reference, delete_reference, list_commits, list_references, resolve_revision
-from .request_parts import Access, AccessOf, Decoded, JsonObject, endpoint_of, receive_body
+from .request_parts import AccessOf, Decoded, JsonObject, OpenRepository, endpoint_of, receive_body
 
 router = APIRouter(prefix="/api/{kind}/{namespace}/{name}")
 COMMITS_PER_PAGE = 100
@@ -102,12 +102,12 @@ def discussions(rest: str) -> None:
     raise not_offered("discussions or pull requests: commit to a branch instead")
 
 
-def _check_may_commit(access: Access) -> None:
+def _check_may_commit(access: OpenRepository) -> None:
     with access.reading("commit to"):
         pass
 
 
-def _commit_body(access: Access, revision: str, path: Path) -> dict:
+def _commit_body(access: OpenRepository, revision: str, path: Path) -> dict:
     with path.open("rb") as body:
         asked = read_commit_request(commit_lines(body), access.storage.objects)
     # Checked again inside the transaction: the repository may have been deleted meanwhile.

@@ -64,7 +64,7 @@ def caller_of(request: Request, storage: Storage) -> Caller:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Access:
+class OpenRepository:
     """The repository that a request is about, and who makes it; whether they may is found out when it is opened."""
 
     storage: HubStorage
@@ -90,7 +90,7 @@ class Access:
         return writable_repository(connection, self.caller, self.type, self.full_name, action=action, role=role)
 
 
-def access_of(request: Request, storage: Storage) -> Access:
+def access_of(request: Request, storage: Storage) -> OpenRepository:
     """Return what a request is about, by its path: `/api/KIND/...`, or a page's, where a model has no prefix."""
     given, words = request.path_params, request.scope["path"].split("/")
     word = words[2] if words[1] == "api" else words[1]
@@ -98,7 +98,7 @@ def access_of(request: Request, storage: Storage) -> Access:
     if kind not in KINDS:
         raise HubError(HTTPStatus.NOT_FOUND, f"There is no API for {kind}: use {', '.join(KINDS)}")
     name = f"{unquote(given['namespace'])}/{unquote(given['name']).removesuffix('.git')}"
-    return Access(storage=storage, caller=caller_of(request, storage), type=KINDS[kind], full_name=name)
+    return OpenRepository(storage=storage, caller=caller_of(request, storage), type=KINDS[kind], full_name=name)
 
 
 async def json_object(request: Request) -> dict:
@@ -155,5 +155,5 @@ def now() -> float:
 
 
 CallerOf = Annotated[Caller, Depends(caller_of)]
-AccessOf = Annotated[Access, Depends(access_of)]
+AccessOf = Annotated[OpenRepository, Depends(access_of)]
 JsonObject = Annotated[dict, Depends(json_object)]

@@ -83,7 +83,7 @@ def test_a_stranger_is_refused_in_aggregation(visitors):
 
 def test_a_stranger_is_refused_the_state(visitors):
     assert visitors["stranger"]["state"].startswith("refused")
-    assert "has not introduced itself" in visitors["stranger"]["state"]
+    assert "has not admitted the asking peer" in visitors["stranger"]["state"]
     assert visitors["visitor"]["state"] == "state"
 
 
