@@ -23,8 +23,6 @@ from hub_tools.local_hub import LocalHub
 from hub_tools.processes.child_process import ChildProcess
 from pipelines.core.admission.tokens import Admission, AdmissionRequest, peer_id_of, sign_request
 from pipelines.core.run.training_run import TrainingRun
-from pipelines.features.admission_service.server import load_or_create_key, open_service, serve_admission
-from pipelines.features.admission_service.service import ServiceOptions
 
 
 @cache
@@ -95,6 +93,8 @@ def running_service(
     hub: LocalHub, repository: str, folder: Path, port: int = 0, **options: float
 ) -> Iterator[RunningService]:
     """Run the service of a repository, with a key that stays in the folder; it ends with the block."""
+    from pipelines.features.admission_service.server import load_or_create_key
+
     key = load_or_create_key(folder / "authority.key")
     settings = dict(repository=repository, folder=str(folder), port=port, options=options)
     environment = {**os.environ, **hub.environment(hub.alice_token)}
@@ -113,6 +113,9 @@ def running_service(
 
 def serve(repository: str, folder: str, port: int, options: dict[str, float]) -> None:
     """Be the service; print the address."""
+    from pipelines.features.admission_service.server import load_or_create_key, open_service, serve_admission
+    from pipelines.features.admission_service.service import ServiceOptions
+
     logging.basicConfig(level=logging.DEBUG)
     prepare_hub_client()
     key, cache = load_or_create_key(Path(folder) / "authority.key"), Path(folder) / "cache"

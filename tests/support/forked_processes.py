@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from pipelines.tools.chaos.fork_server import ForkServer, serve
+from pipelines.tools.chaos.fork_server import ForkServer, import_what_is_there, serve
 
 
 class WarmForkServer(ForkServer):
@@ -89,8 +89,10 @@ def printed_json(log: Path) -> dict:
 
 
 if __name__ == "__main__":
-    from pipelines.command_line.terminal import check_list, worker  # noqa: F401 - imports that forks need not repeat
-    from pipelines.tasks.text_to_image.image_codes import vqgan_codec  # noqa: F401
-    from pipelines.tools.doctor import examination  # noqa: F401
-
+    import_what_is_there(
+        (
+            *("pipelines.command_line.terminal.check_list", "pipelines.command_line.terminal.worker"),
+            *("pipelines.tasks.text_to_image.image_codes.vqgan_codec", "pipelines.tools.doctor.examination"),
+        )
+    )
     serve()

@@ -21,9 +21,6 @@ from pipelines.core.swarm.streams.peer_loop import PeerLoop
 from pipelines.core.swarm.streams.quotas import Quota
 from pipelines.core.swarm.streams.refusals import Refusal
 from pipelines.core.swarm.streams.server import StreamLimits, StreamServer
-from pipelines.features.serving.blocks.client.distributed_model import local_server
-from pipelines.features.serving.blocks.service import BlocksService
-from pipelines.features.serving.blocks.weights import find_model
 
 NAMESPACE, SERVICE = "a-run", "echo"
 HOST = "/ip4/127.0.0.1/tcp/0"
@@ -67,13 +64,15 @@ class Echo:
             raise RuntimeError("a fault of the service")
 
 
-class Layers(BlocksService):
-    """Some layers of the model in a folder."""
+def layers_of(settings: dict):
+    """Return the service of some layers of the model in a folder."""
+    from pipelines.features.serving.blocks.client.distributed_model import local_server
+    from pipelines.features.serving.blocks.service import BlocksService
+    from pipelines.features.serving.blocks.weights import find_model
 
-    def __init__(self, settings: dict) -> None:
-        memory = Quota("bytes of caches", per_peer=settings["memory"], in_all=2 * settings["memory"])
-        self.blocks = local_server(find_model(settings["model"]), range(*settings["layers"]), memory=memory)
-        super().__init__(self.blocks)
+    memory = Quota("bytes of caches", per_peer=settings["memory"], in_all=2 * settings["memory"])
+    blocks = local_server(find_model(settings["model"]), range(*settings["layers"]), memory=memory)
+    return BlocksService(blocks), blocks.revision
 
 
 def main(settings: dict) -> None:
@@ -82,15 +81,15 @@ def main(settings: dict) -> None:
     options = NetworkOptions(host_addresses=(HOST,), startup_timeout_seconds=300.0)
     with open_dht(NAMESPACE, (), options, admission=None) as dht, PeerLoop(dht) as loop:
         server = StreamServer(loop.p2p, NAMESPACE, Introductions(None), limits=StreamLimits(**settings["limits"]))
-        service = Layers(settings) if "model" in settings else Echo()
+        service, revision = layers_of(settings) if "model" in settings else (Echo(), None)
         loop.call(server.offer(service))
         ready = dict(addresses=visible_addresses(dht), peer=dht.peer_id.to_base58(), pid=os.getpid())
-        if isinstance(service, Layers):
-            ready["revision"] = service.blocks.revision
+        if revision is not None:
+            ready["revision"] = revision
         Path(settings["log"]).write_text(json.dumps(ready) + "\n", encoding="utf-8")
         signal.sigwait({signal.SIGTERM})
         loop.call(server.leave(5.0))
-        if isinstance(service, Layers):
+        if revision is not None:
             service.close()
 
 

@@ -13,7 +13,6 @@ import time
 from pathlib import Path
 
 import torch
-from false_transfers import deliver_falsely
 from made_up_tasks import made_up_batch, made_up_task
 from safetensors.torch import save_file
 
@@ -96,6 +95,8 @@ def main(settings: dict) -> None:
     if "dawdles_in_round_of_epoch" in settings:
         dawdle_in_round(current_epoch, settings["dawdles_in_round_of_epoch"], seconds=18.0)
     if "deliveries" in settings:
+        from false_transfers import deliver_falsely
+
         deliver_falsely(settings["deliveries"])
     if "hub_token" in settings:
         os.environ["HF_TOKEN"] = settings["hub_token"]

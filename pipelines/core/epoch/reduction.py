@@ -83,6 +83,8 @@ def _feature_or(default: Any, place: str) -> Any:
     try:
         return _feature(place)
     except ModuleNotFoundError as error:
+        if not place.startswith(str(error.name)):
+            raise  # the feature is there, and lacks a library
         logger.warning("This package lacks %s; %s takes its place.", error.name, default.__name__)
         return default
 

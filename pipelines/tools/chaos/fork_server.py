@@ -5,6 +5,8 @@ seconds; on a volunteer's own machine they would not. `ForkServer` is the client
 server: a JSON request per line of standard input, a line of JSON per answer. It ends with its input.
 """
 
+import contextlib
+import importlib
 import json
 import os
 import runpy
@@ -21,6 +23,13 @@ from hub_tools.processes.child_process import ChildProcess
 from pipelines.tools.chaos.faults.skewed_clock import CLOCK
 
 SKEWED = "--clock-can-be-skewed"
+
+IMPORTED = (
+    *("datasets", "safetensors.torch", "transformers"),
+    *("pipelines.features.publishing.auxiliary.assisting", "pipelines.joining.join_run"),
+    "pipelines.tasks.text_to_image.task",
+)
+"""What most programs of a swarm import."""
 
 
 class ForkServer:
@@ -111,19 +120,20 @@ def fork_program(program: str, arguments: Sequence[str], environment: Mapping[st
         os._exit(code)
 
 
+def import_what_is_there(modules: Sequence[str]) -> None:
+    """Import modules so that the forks need not; what is not installed is for those that ask for it to miss."""
+    for module in modules:
+        with contextlib.suppress(ModuleNotFoundError):
+            importlib.import_module(module)
+
+
 def serve() -> None:
     """Import what swarms need, then answer requests until the input ends."""
     if SKEWED in sys.argv:
         CLOCK.install()
-    import datasets  # noqa: F401 - imported here so that the forks need not
-    import safetensors.torch  # noqa: F401
-    import transformers  # noqa: F401
-
     from hub_tools.endpoint import prepare_hub_client
-    from pipelines.features.publishing.auxiliary import assisting  # noqa: F401
-    from pipelines.joining import join_run  # noqa: F401
-    from pipelines.tasks.text_to_image import task  # noqa: F401
 
+    import_what_is_there(IMPORTED)
     prepare_hub_client()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     answers = os.fdopen(os.dup(1), "w")

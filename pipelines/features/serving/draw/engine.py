@@ -184,9 +184,9 @@ def _fits(batch: Sequence[Job], job: Job) -> bool:
 
 def _streamed(batch: Sequence[Job]) -> Iterator[Tensor]:
     """Yield the codes of equal jobs so far: (job, candidate, number) int64."""
-    model, wishes = batch[0].model, [job.request.sampling for job in batch]
+    model, requests = batch[0].model, [job.request.sampling for job in batch]
     numbers = [job.request.sampling.numbers(job.request.candidates, model.config) for job in batch]
-    yield from modality_of(model.config).stream(model, wishes, torch.cat(numbers), len(batch[0].request.candidates))
+    yield from modality_of(model.config).stream(model, requests, torch.cat(numbers), len(batch[0].request.candidates))
 
 
 class _Pace:

@@ -32,7 +32,7 @@ def excesses(
     """Return how far candidates are from what was wished for, by their numbers: (candidate,) float64.
 
     `codes`, (candidate, place) int64, are all codes of each candidate, given ones included. The model must be the
-    wish's own, in float32. With `rounded` it is the excess of an honest server that computes with that: at every
+    request's own, in float32. With `rounded` it is the excess of an honest server that computes with that: at every
     place, after the same codes, it chooses by its own logits; that is one pass, where drawing takes hundreds.
     """
     modality, numbers, parts = modality_of(model.config), sampling.numbers(candidates, model.config), []

@@ -10,14 +10,8 @@ from support_files import ROOT, SUPPORT
 from swarm_of_processes import tiny_run
 
 from pipelines.core.epoch.reduction import Reduction, reduction_of
-from pipelines.features.sparse.reduction import SparseReduction
 
 SPARSE = tiny_run(local_steps=2, synchronisation="sparse", aggregation_rule="mean")
-
-
-def test_the_settings_say_which_reduction_a_run_has():
-    assert type(reduction_of(tiny_run())) is Reduction
-    assert isinstance(reduction_of(SPARSE), SparseReduction)
 
 
 def test_a_run_that_needs_a_feature_which_is_not_installed_is_refused_with_the_cure(monkeypatch):

@@ -7,13 +7,13 @@ from hivemind.utils import MPFuture
 from safetensors.torch import save_file
 from swarm_of_processes import tiny_run
 
-from pipelines.core.epoch.reduction import reduction_of
+from pipelines.core.epoch.reduction import Reduction, reduction_of
 from pipelines.core.optimizers.choice import optimizer_parts
 from pipelines.core.state.checkpoint_tensors import RunState, load_training_state, save_training_state
 from pipelines.core.state.training_state import TrainingState
 from pipelines.features.sparse.averager import SparseGradientAverager
 from pipelines.features.sparse.mean import mean
-from pipelines.features.sparse.reduction import SparseLocalSteps
+from pipelines.features.sparse.reduction import SparseLocalSteps, SparseReduction
 
 RUN = tiny_run(
     local_steps=4, synchronisation="sparse", aggregation_rule="mean", outer_momentum=0, sparse_error_decay=1.0
@@ -87,6 +87,11 @@ def peer(dht):
     assert isinstance(peer.averager, SparseGradientAverager)
     assert isinstance(peer.steps, SparseLocalSteps)
     return peer
+
+
+def test_the_settings_say_which_reduction_a_run_has():
+    assert type(reduction_of(tiny_run())) is Reduction
+    assert isinstance(reduction_of(RUN), SparseReduction)
 
 
 def test_an_attempt_lasts_as_long_as_a_silent_sender_is_waited_for(peer):
