@@ -124,7 +124,7 @@ class Training:
             raise StageError(f"{self._plan.output} was removed while the demo ran in it. Start it again.")
         failed = [peer for peer in self._peers if peer.has_failed(now)]  # before the last that they say is read
         for peer in self._peers:
-            if peer.on_event(now):
+            if peer.hear(now):
                 self._stall_timeout.advanced(now)
         self._note_epoch()
         if news := self._pictures.news(self._plan.num_epochs):

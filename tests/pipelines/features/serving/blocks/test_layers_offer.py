@@ -74,7 +74,7 @@ def test_a_server_moves_where_nobody_serves_and_keeps_its_layers_while_others_ca
     servers = {}
     place = SimpleNamespace(
         dht=SimpleNamespace(peer_id=SimpleNamespace(to_base58=lambda: "z")),
-        records=SimpleNamespace(servers=lambda: servers),
+        records=SimpleNamespace(read=lambda _kind: servers),
     )
     chosen = offer.choose(place, ignore_events)
     with ExitStack() as stack:

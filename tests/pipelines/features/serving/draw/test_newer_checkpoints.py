@@ -58,7 +58,7 @@ def test_a_checkpoint_that_cannot_be_loaded_ends_no_later_look(error, caplog):
     place = SimpleNamespace(
         dht=SimpleNamespace(peer_id=SimpleNamespace(to_base58=lambda: "peer")),
         username=lambda chosen: "ann",
-        records=SimpleNamespace(publish_server=published.append),
+        records=SimpleNamespace(publish=lambda _kind, record, _seconds: published.append(record)),
     )
     watch = Watch([error, error, None, 7])
     peer = ServingPeer(Offer(), watch, place, ServingOptions(look_seconds=1e-3), hear)
