@@ -1,5 +1,6 @@
 """The swarm's optimizer: gathers gradients until the swarm has enough samples, and keeps its peer in step."""
 
+import contextlib
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -338,11 +339,13 @@ class SwarmOptimizer:
         self.tracker.report_local_progress(local_epoch=self.local_epoch, samples_accumulated=num_samples)
 
     def shutdown(self) -> None:
-        """Stop serving the state, and stop all processes of this peer."""
-        self.state_transfer.close()
-        self.tracker.shutdown(SECONDS_TO_SHUT_DOWN)
-        self.wait_for_updates()
-        leave(self._parts)
-        self.state.close()
-        self._children.forget(self.grad_averager.pid)
-        self.grad_averager.shutdown()
+        """Stop serving the state, and stop all processes of this peer: each, whatever fails before."""
+        with contextlib.ExitStack() as last_first:
+            last_first.callback(self.state_transfer.exchange.close)
+            last_first.callback(self.grad_averager.shutdown)
+            last_first.callback(self._children.forget, self.grad_averager.pid)
+            last_first.callback(self.state.close)
+            last_first.callback(leave, self._parts)
+            last_first.callback(self.wait_for_updates)
+            last_first.callback(self.tracker.shutdown, SECONDS_TO_SHUT_DOWN)
+            last_first.callback(self.state_transfer.close)

@@ -14,6 +14,7 @@ statistics, also 8-bit ones, as they are. It does not cover the learning rate an
 settings and the epoch, and no peer takes them from another.
 """
 
+import functools
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
@@ -57,13 +58,17 @@ class StateManifest:
 
     def encode(self) -> bytes:
         """Return the canonical text of these hashes."""
+        return self._text
+
+    @functools.cached_property
+    def _text(self) -> bytes:
         values = dict(format=FORMAT, swarm_id=self.swarm_id, epoch=self.epoch, tensors=self.tensors)
         return json.dumps(values, sort_keys=True, separators=(",", ":")).encode()
 
-    @property
+    @functools.cached_property
     def digest(self) -> str:
         """SHA-256 of the text, as 64 hexadecimal digits."""
-        return hashlib.sha256(self.encode()).hexdigest()
+        return hashlib.sha256(self._text).hexdigest()
 
     def hashes(self) -> tuple[str, ...]:
         """Return the tensors' hashes in the state's order."""

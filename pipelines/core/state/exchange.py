@@ -6,6 +6,7 @@ In the trainer's process: who serves copies bytes and waits, which leaves the pr
 import asyncio
 import concurrent.futures
 import contextlib
+import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -28,6 +29,7 @@ from pipelines.core.state.snapshot import CHUNK_BYTES, StateSnapshot
 from pipelines.core.state.training_state import TrainingState
 from pipelines.core.swarm.streams.asking import open_conversation
 from pipelines.core.swarm.streams.conversation import Conversation
+from pipelines.core.swarm.streams.frames import Frame
 from pipelines.core.swarm.streams.introductions import Introductions
 from pipelines.core.swarm.streams.peer_loop import PeerLoop
 from pipelines.core.swarm.streams.refusals import Refusal
@@ -35,8 +37,15 @@ from pipelines.core.swarm.streams.server import StreamLimits, StreamServer
 from pipelines.core.swarm.upload_limit import UploadLimit
 
 SERVICE = "state"
-LIMITS = StreamLimits(streams_per_peer=8, streams_per_address=128, streams=512)
-"""A newcomer has one stream to each of its donors; many newcomers of one lab share an address."""
+LIMITS = StreamLimits(
+    streams_per_peer=8,
+    streams_per_address=128,
+    streams=512,
+    message_bytes_per_peer=2**17,
+    message_bytes=2**21,
+)
+"""A newcomer has one stream to each of its donors; many newcomers of one lab share an address. What it sends is small,
+and unpacked may take seventy times as much of the trainer's memory."""
 
 SECONDS_BETWEEN_LOOKS = 0.2
 SECONDS_TO_STAY = 15.0
@@ -47,6 +56,11 @@ SECONDS_BETWEEN_REQUESTS = 2.0
 
 SECONDS_OF_SILENCE = 60.0
 """How long a newcomer may request nothing, while others deliver to it."""
+
+SECONDS_IN_ALL = 3600.0
+"""How long a newcomer may keep a place. Then it comes again, and shows a token that is valid."""
+
+SECONDS_TO_CLOSE = 10.0
 
 
 class StateService:
@@ -70,14 +84,23 @@ class StateService:
     async def serve(self, conversation: Conversation) -> None:
         """Answer one request after the other with chunks, and a message without any as the end of each answer."""
         try:
-            while True:
-                request = await conversation.receive(SECONDS_OF_SILENCE)
-                async with contextlib.aclosing(self._hand_out(request.body, conversation)) as chunks:
-                    async for chunk in chunks:
-                        await conversation.send({}, dict(chunk=torch.frombuffer(chunk, dtype=torch.uint8)))
-                await conversation.send({})
+            async with asyncio.timeout(SECONDS_IN_ALL):
+                while await self._answer(await conversation.receive(SECONDS_OF_SILENCE), conversation):
+                    pass
+        except TimeoutError:
+            raise Refusal("silent", f"A download has {SECONDS_IN_ALL:.0f} s.") from None
         finally:
             self._hold(conversation, 0)
+
+    async def _answer(self, request: Frame, reader: Conversation) -> bool:
+        """Answer a request; return whether it was about the snapshot's state: who wants another keeps no place."""
+        num_chunks = 0
+        async with contextlib.aclosing(self._hand_out(request.body, reader)) as chunks:
+            async for chunk in chunks:
+                await reader.send({}, dict(chunk=torch.frombuffer(chunk, dtype=torch.uint8)))
+                num_chunks += 1
+        await reader.send({})
+        return num_chunks > 0
 
     async def _hand_out(self, request: Mapping[str, Any], reader: Conversation) -> AsyncGenerator[bytearray, None]:
         """Yield the snapshot's hashes or tensors; less if the snapshot is, or becomes, another."""
@@ -174,16 +197,28 @@ class StateExchange:
         connections = Donors(self._open, limits.chunk_seconds)
         download = StateDownload(self.state.snapshot, donors, connections.ask, limits, digest=digest, epoch=epoch)
 
+        ended = threading.Event()
+
         async def run() -> StateManifest:
-            async with contextlib.aclosing(connections):
-                return await _finished(download, total_seconds, is_to_stop)
+            try:
+                async with contextlib.aclosing(connections):
+                    return await _finished(download, total_seconds, is_to_stop)
+            finally:
+                ended.set()
 
         def write(snapshot: StateSnapshot) -> StateManifest:
-            future, size = self._loop.start(run()), snapshot.num_bytes
-            while not concurrent.futures.wait([future], SECONDS_BETWEEN_LOOKS).done:
+            future, size, last = self._loop.start(run()), snapshot.num_bytes, time.monotonic() + total_seconds
+            try:
+                while not concurrent.futures.wait([future], SECONDS_BETWEEN_LOOKS).done:
+                    show(min(download.num_done, size), size)
+                    if time.monotonic() > last + SECONDS_TO_CLOSE:
+                        raise StateDownloadError("The loop of the streams does not answer.", download.report())
                 show(min(download.num_done, size), size)
-            show(min(download.num_done, size), size)
-            return future.result()
+                return future.result()
+            except BaseException:  # nothing may be written any more when the caller goes on
+                future.cancel()
+                ended.wait(SECONDS_TO_CLOSE)
+                raise
 
         self.state.take_over(write)
         return download.report()
@@ -243,14 +278,19 @@ class Donors:
         if (conversation := self._idle.pop(donor, None)) is None or conversation.reading.done():
             conversation = await self._open(donor, self._seconds)
             self._all.add(conversation)
+        has_answered = False
         try:
             await conversation.send(request)
             while tensors := (await conversation.receive(self._seconds)).tensors:
                 yield bytes(next(iter(tensors.values())).view(torch.uint8).numpy())
+                has_answered = True
         except BaseException:
             await conversation.close()
             raise
-        self._idle[donor] = conversation
+        if has_answered:
+            self._idle[donor] = conversation
+        else:  # the donor, which has another state, ends it
+            await conversation.close()
 
     async def aclose(self) -> None:
         """Close all conversations: the donors need not keep this state any longer."""

@@ -79,6 +79,7 @@ class StateSnapshot:
 
     def fill(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Copy a state, which must not change meanwhile."""
+        self._verified = (self.generation, {})
         for name, own in self.tensors.items():
             own.copy_(tensors[name])
 

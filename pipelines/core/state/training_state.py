@@ -118,11 +118,13 @@ class TrainingState:
             except Exception as error:  # whoever waits for the trigger's result decides what follows
                 logger.info("The state stays as it is: %s", error)
                 return
-            if steps:
-                self.optimizer.step()
-            self._follow_schedule()
-            self._note_change(epoch)
             self._is_to_apply = True
+            try:
+                if steps:
+                    self.optimizer.step()
+            finally:  # a step that fails may have changed something
+                self._follow_schedule()
+                self._note_change(epoch)
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of a state changed from outside; the learning rate follows."""

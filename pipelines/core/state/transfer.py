@@ -242,12 +242,11 @@ class StateTransfer:
             self._thread.start()
 
     def close(self) -> None:
-        """Stop offering the state, and answering others."""
+        """Stop offering new states; the last one is handed out until the exchange is closed."""
         self._stop.set()
         self._state.changed.set()
         if self._thread is not None:
             self._thread.join()
-        self.exchange.close()
 
     def _download(self, verdict: VoteResult, donors: list[str], seconds: float, show: ShowProgress) -> DonorReport:
         if verdict.outvoted:

@@ -20,6 +20,8 @@ from pipelines.core.swarm.upload_limit import UploadLimit
 
 logger = logging.getLogger(__name__)
 
+SECONDS_TO_REMOVE = 5.0
+
 
 @dataclass(frozen=True, kw_only=True)
 class StreamLimits:
@@ -74,6 +76,9 @@ class StreamServer:
             code="busy",
         )
         self.messages = Quota("bytes of messages", per_peer=limits.message_bytes_per_peer, in_all=limits.message_bytes)
+        self._most_ending, self._num_ending = limits.streams, 0
+        """Streams of refused peers have no place, and are closed at once where there are too many."""
+
         self._services: dict[str, Service] = {}
         self._answering: set[asyncio.Task[None]] = set()
         self._is_leaving = False
@@ -97,8 +102,9 @@ class StreamServer:
         """Refuse new conversations, give those that are open `seconds` to end, then end them."""
         self._is_leaving = True
         for name in self._services:
-            with contextlib.suppress(Exception):  # the daemon may be gone already
-                await self._p2p.remove_binary_stream_handler(handler_name(self._namespace, name))
+            with contextlib.suppress(Exception):  # the daemon may be gone already, or hang
+                async with asyncio.timeout(SECONDS_TO_REMOVE):
+                    await self._p2p.remove_binary_stream_handler(handler_name(self._namespace, name))
         if answering := {task for task in self._answering if task is not asyncio.current_task()}:
             _, late = await asyncio.wait(answering, timeout=seconds)
             for task in late:
@@ -134,11 +140,22 @@ class StreamServer:
             except Exception:
                 logger.exception("The service %s failed for %s.", service.name, peer)
                 last = Frame(kind=Kind.REFUSAL, body=dict(code="failed", text="The server has met an error."))
-            with contextlib.suppress(PeerGoneError):
-                await conversation.write(last)
-                await conversation.until_reader_closes()
+            await self._end(conversation, last)
         finally:
             await conversation.close()
+
+    async def _end(self, conversation: Conversation, last: Frame) -> None:
+        """Say why a conversation is over."""
+        if self._num_ending >= self._most_ending:
+            return
+        self._num_ending += 1
+        try:
+            await conversation.write(last)
+            await conversation.until_reader_closes()
+        except PeerGoneError:
+            pass
+        finally:
+            self._num_ending -= 1
 
 
 async def _serve_while_open(service: Service, conversation: Conversation) -> None:
