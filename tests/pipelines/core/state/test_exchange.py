@@ -48,7 +48,9 @@ async def donor_of(state):
     try:
         async with contextlib.aclosing(Donors(open_one, SECONDS)) as donors:
             peer = answering.peer_id.to_base58()
-            yield SimpleNamespace(peer=peer, service=service, snapshot=snapshot, manifest=manifest, donors=donors)
+            yield SimpleNamespace(
+                peer=peer, service=service, snapshot=snapshot, manifest=manifest, donors=donors, server=server
+            )
     finally:
         await server.leave(0)
         await asking.shutdown()
@@ -115,5 +117,23 @@ def test_a_reader_that_stops_in_the_middle_lets_the_snapshot_go():
             assert donor.snapshot.is_held
             await answer.aclose()
             await until(lambda: not donor.snapshot.is_held)
+
+    asyncio.run(work())
+
+
+def test_who_wants_another_state_keeps_no_place_and_a_flood_of_refused_streams_is_closed_at_once():
+    async def work():
+        async with donor_of(made_up_state()) as donor:
+            wrong = manifest_request("0" * 64)
+            assert [chunk async for chunk in donor.donors.ask(donor.peer, wrong)] == []
+            await until(lambda: not donor.server._answering)
+            donor.server._most_ending = 1
+            opened = [await donor.donors._open(donor.peer, SECONDS) for _ in range(LIMITS.streams_per_peer)]
+            results = await asyncio.gather(
+                *(donor.donors._open(donor.peer, SECONDS) for _ in range(8)), return_exceptions=True
+            )
+            assert all(isinstance(result, ConnectionError | Refusal) for result in results)
+            assert donor.server._num_ending <= 1
+            await asyncio.gather(*(conversation.close() for conversation in opened))
 
     asyncio.run(work())
