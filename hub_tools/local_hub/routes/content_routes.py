@@ -96,12 +96,13 @@ def validate_yaml(payload: JsonObject) -> JSONResponse:
     return JSONResponse({"errors": [], "warnings": []})
 
 
+# The lowest is tried first: a dataset may be named `resolve`, which its address must not be taken for.
+@router.api_route("/{namespace}/{name}/resolve/{revision}/{path:path}", methods=["GET", "HEAD"])
+@router.api_route("/{namespace}/{name}/raw/{revision}/{path:path}", methods=["GET", "HEAD"])
 @router.api_route("/datasets/{namespace}/{name}/resolve/{revision}/{path:path}", methods=["GET", "HEAD"])
 @router.api_route("/datasets/{namespace}/{name}/raw/{revision}/{path:path}", methods=["GET", "HEAD"])
 @router.api_route("/spaces/{namespace}/{name}/resolve/{revision}/{path:path}", methods=["GET", "HEAD"])
 @router.api_route("/spaces/{namespace}/{name}/raw/{revision}/{path:path}", methods=["GET", "HEAD"])
-@router.api_route("/{namespace}/{name}/resolve/{revision}/{path:path}", methods=["GET", "HEAD"])
-@router.api_route("/{namespace}/{name}/raw/{revision}/{path:path}", methods=["GET", "HEAD"])
 def file(access: AccessOf, revision: Decoded, path: Decoded) -> Response:
     """Send a file, whole or in part."""
     with access.reading() as (connection, repository):

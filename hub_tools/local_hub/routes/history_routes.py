@@ -88,9 +88,19 @@ def create_tag(payload: JsonObject, access: AccessOf, revision: Decoded) -> Resp
     return Response(status_code=HTTPStatus.CREATED)
 
 
-@router.delete("/{reference}/{target}")
-def remove_reference(access: AccessOf, reference: Literal["branch", "tag"], target: Decoded) -> Response:
-    """Delete a branch other than main, or a tag."""
+@router.delete("/branch/{target}")
+def remove_branch(access: AccessOf, target: Decoded) -> Response:
+    """Delete a branch other than main."""
+    return _remove(access, "branch", target)
+
+
+@router.delete("/tag/{target}")
+def remove_tag(access: AccessOf, target: Decoded) -> Response:
+    """Delete a tag."""
+    return _remove(access, "tag", target)
+
+
+def _remove(access: OpenRepository, reference: Literal["branch", "tag"], target: str) -> Response:
     with access.writing(f"delete a {reference} of") as (connection, repository):
         delete_reference(connection, repository, reference, target)
     return Response(status_code=HTTPStatus.NO_CONTENT)

@@ -3,6 +3,7 @@
 import sqlite3
 from http import HTTPStatus
 from typing import Annotated
+from urllib.parse import unquote
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import JSONResponse
@@ -23,7 +24,7 @@ from ..store.repositories import (
 from ..store.space_settings import apply_space_payload, forget_space, runtime_of
 from ..store.trees import describe_file, entries_below
 from .cards import card_of_commit, tags_of_card
-from .request_parts import KINDS, AccessOf, CallerOf, Decoded, JsonObject, Storage, endpoint_of
+from .request_parts import KINDS, AccessOf, CallerOf, JsonObject, Storage, endpoint_of
 
 router = APIRouter()
 
@@ -68,8 +69,9 @@ def settings(payload: JsonObject, access: AccessOf) -> dict:
 
 @router.get("/api/{kind}/{namespace}/{name}")
 @router.get("/api/{kind}/{namespace}/{name}/revision/{revision}")
-def info(access: AccessOf, revision: Decoded = "main", blobs: bool = False) -> dict:
+def info(access: AccessOf, request: Request, blobs: bool = False) -> dict:
     """Describe a repository at a revision."""
+    revision = unquote(request.path_params.get("revision", "main"))
     with access.reading() as (connection, repository):
         commit = resolve_revision(connection, repository, revision)
         rows = entries_below(connection, commit, "")

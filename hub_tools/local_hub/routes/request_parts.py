@@ -97,7 +97,9 @@ def access_of(request: Request, storage: Storage) -> OpenRepository:
     kind = given.get("kind") or (word if word in KINDS else "models")
     if kind not in KINDS:
         raise HubError(HTTPStatus.NOT_FOUND, f"There is no API for {kind}: use {', '.join(KINDS)}")
-    name = f"{unquote(given['namespace'])}/{unquote(given['name']).removesuffix('.git')}"
+    name = f"{unquote(given['namespace'])}/{unquote(given['name'])}"
+    if words[1] != "api":  # as git and its LFS ask
+        name = name.removesuffix(".git")
     return OpenRepository(storage=storage, caller=caller_of(request, storage), type=KINDS[kind], full_name=name)
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import math
+import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -63,11 +64,13 @@ class ReducingEnd:
         memory: RoundMemory,
         ban: Callable[[PeerID], Awaitable[None]],
     ) -> None:
-        """`parts`: of this peer's own vector, in its share; `ban` does without a sender, for whom others wait.
+        """`parts`: of this peer's own vector, in its share; `ban`, a method, does without a sender, for whom
+        others wait.
 
         `recorded_weights`: the most weight that peers' signed records make plausible, as far as it is known.
         """
-        self._round, self._parts, self._memory, self._ban = state, parts, memory, ban
+        self._round, self._parts, self._memory = state, parts, memory
+        self._ban = weakref.WeakMethod(ban)  # else what a round holds would stay until the next collection of garbage
         self.reducer = RobustPartReducer(
             tuple(part.shape for part in parts),
             len(state.senders),
@@ -128,11 +131,15 @@ class ReducingEnd:
         except (PartRefusedError, BannedException) as error:
             if isinstance(error, PartRefusedError):
                 self._round.name(sender, error.offence)
-            await self._ban(sender)  # at once: the others are waiting for this sender's part
+            await self._do_without(sender)  # at once: the others are waiting for this sender's part
             yield averaging_pb2.AveragingData(code=averaging_pb2.PROTOCOL_VIOLATION)
         finally:
             if num_answered != len(part_indices):
-                await self._ban(sender)
+                await self._do_without(sender)
+
+    async def _do_without(self, sender: PeerID) -> None:
+        if (ban := self._ban()) is not None:
+            await ban(sender)
 
     async def own_answers(self, sending: SendingEnd) -> AsyncGenerator[Answer, None]:
         """Aggregate this peer's own parts with the others', and yield the answers."""

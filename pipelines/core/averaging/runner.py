@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from functools import partial
-from typing import Any
 
 import torch
 from hivemind.averaging.allreduce import AllReduceRunner, AveragingMode
@@ -96,7 +95,7 @@ class TrustedAllReduceRunner(AllReduceRunner):
         signatures: Signatures,
         is_last_attempt: bool,
         pass_bytes: Callable[[int], Awaitable[None]] = pass_at_once,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
         """Prepare one round; `is_last_attempt`: a part that nobody has an average of counts as zero.
 

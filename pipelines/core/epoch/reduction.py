@@ -36,7 +36,7 @@ class Reduction:
     ) -> None:
         self._run, self._averager_type = run, averager_type
 
-    def averager(self, *, may_help: bool = False, **options: Any) -> SwarmGradientAverager:
+    def averager(self, *, may_help: bool = False, **options: object) -> SwarmGradientAverager:
         """Return the averager of a peer; the options are those of `SwarmGradientAverager`.
 
         Links are measured, and averages checked, by the features that are installed. `may_help`: see `Division`.
@@ -59,6 +59,7 @@ REDUCTIONS: Mapping[str, Callable[[TrainingRun], Reduction] | str] = {
 """By `synchronisation` of the settings; a feature's is imported when a run asks for it, from `module:name`."""
 
 
+FEATURES = "pipelines.features"
 MEASURED_DIVISION = "pipelines.features.bandwidth.measured_division:MeasuredDivision"
 ROUND_CHECKS = "pipelines.features.audits.checks:RoundChecks"
 
@@ -83,9 +84,13 @@ def _feature_or(default: Any, place: str) -> Any:
     try:
         return _feature(place)
     except ModuleNotFoundError as error:
-        if not place.startswith(str(error.name)):
-            raise  # the feature is there, and lacks a library
-        logger.warning("This package lacks %s; %s takes its place.", error.name, default.__name__)
+        if error.name not in (FEATURES, ".".join(place.split(".")[:3])):
+            raise  # the feature is there, and lacks something
+        logger.warning(
+            "This package lacks %s; %s takes its place. All peers of a run must have it, or none.",
+            error.name,
+            default.__name__,
+        )
         return default
 
 

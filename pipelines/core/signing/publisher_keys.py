@@ -6,7 +6,6 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import serialization
@@ -90,7 +89,7 @@ def is_current(time: float, now: float, lifetime_seconds: float) -> bool:
     return now - lifetime_seconds < time < now + SECONDS_AHEAD
 
 
-def canonical_json(values: Mapping[str, Any]) -> bytes:
+def canonical_json(values: Mapping[str, object]) -> bytes:
     """Return the one text of these values that is signed."""
     return json.dumps(values, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
 

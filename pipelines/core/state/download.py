@@ -10,7 +10,6 @@ import logging
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from pipelines.core.averaging.reduce.finite_values import is_finite
 from pipelines.core.state.digest import StateManifest, TensorSpec, check_manifest
@@ -19,7 +18,7 @@ from pipelines.core.state.votes import cut_into_jobs
 
 logger = logging.getLogger(__name__)
 
-Request = Mapping[str, Any]
+Request = Mapping[str, object]
 OpenStream = Callable[[str, Request], AsyncGenerator[bytes, None]]
 """Asks a peer, by its libp2p id, and yields the bytes of its answer."""
 

@@ -8,8 +8,8 @@ import concurrent.futures
 import contextlib
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from typing import Protocol
 
 import torch
 from hivemind.p2p import P2P, PeerID
@@ -77,7 +77,7 @@ class StateService:
         self._readers: Mapping[Conversation, float] = {}
         """Until when somebody who downloads the state asks for it to stay."""
 
-    def about(self) -> Mapping[str, Any]:
+    def about(self) -> Mapping[str, object]:
         """Return nothing: the signed records say who has which state."""
         return {}
 
@@ -102,7 +102,7 @@ class StateService:
         await reader.send({})
         return num_chunks > 0
 
-    async def _hand_out(self, request: Mapping[str, Any], reader: Conversation) -> AsyncGenerator[bytearray, None]:
+    async def _hand_out(self, request: Mapping[str, object], reader: Conversation) -> AsyncGenerator[bytearray, None]:
         """Yield the snapshot's hashes or tensors; less if the snapshot is, or becomes, another."""
         try:
             want, digest, indices = read_request(request, len(self.snapshot.layout))
@@ -267,13 +267,13 @@ async def _finished(download: StateDownload, seconds: float, is_to_stop: Callabl
 class Donors:
     """Conversations with the donors of one download: each is opened by the first request, and then kept."""
 
-    def __init__(self, open_one: Callable[[str, float], Any], seconds: float) -> None:
+    def __init__(self, open_one: Callable[[str, float], Awaitable[Conversation]], seconds: float) -> None:
         """`seconds` is how long a donor may be silent."""
         self._open, self._seconds = open_one, seconds
         self._idle: dict[str, Conversation] = {}
         self._all: set[Conversation] = set()
 
-    async def ask(self, donor: str, request: Mapping[str, Any]) -> AsyncGenerator[bytes, None]:
+    async def ask(self, donor: str, request: Mapping[str, object]) -> AsyncGenerator[bytes, None]:
         """Yield the chunks of a donor's answer; who does not read them to the end is not told any more."""
         if (conversation := self._idle.pop(donor, None)) is None or conversation.reading.done():
             conversation = await self._open(donor, self._seconds)

@@ -254,13 +254,13 @@ def sender_name(peer_id: str) -> str:
     return hashlib.sha256(peer_id.encode()).hexdigest()[:16]
 
 
-async def keep_places(names: Collection[str], dht: Any, node: DHTNode) -> None:
+async def keep_places(names: Collection[str], dht: object, node: DHTNode) -> None:
     """Keep places under each key for what these peers bring, and for nobody else; a coroutine as `bound_storage`."""
     if isinstance(node.protocol.storage, BoundedStorage):
         node.protocol.storage.known = names
 
 
-async def bound_storage(dht: Any, node: DHTNode) -> None:
+async def bound_storage(dht: object, node: DHTNode) -> None:
     """Give a node that holds nothing yet a storage of bounded size, and make it judge each record by itself.
 
     A coroutine for `hivemind.DHT.run_coroutine`.

@@ -27,6 +27,8 @@ from pipelines.tasks.text_to_image.held_out_evaluation import held_out_records, 
 
 logger = logging.getLogger(__name__)
 
+CANNOT_BE_READ = (OSError, ValueError, httpx2.HTTPError)
+
 TEXT_TO_IMAGE = "text-to-image"
 Part = TypeVar("Part")
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -124,7 +126,12 @@ def open_references(
     )
     where = torch.device(device)
     features = [
-        _or_reason(lambda text=text: open_features(text, clip, where), f"fid@{text}, kid@{text}", left_out)
+        _or_reason(
+            lambda text=text: open_features(text, clip, where),
+            f"fid@{text}, kid@{text}",
+            left_out,
+            errors=(*CANNOT_BE_READ, RuntimeError),
+        )
         for text in reading.features
     ]
     training = None
@@ -179,11 +186,13 @@ def evaluate_pictures(
     return reports, [caption for caption in references.held_out.captions if caption.strip()]
 
 
-def _or_reason(opened: Callable[[], Part], names: str, left_out: dict[str, str], cure: str = "") -> Part | None:
+def _or_reason(
+    opened: Callable[[], Part], names: str, left_out: dict[str, str], cure: str = "", errors: tuple = CANNOT_BE_READ
+) -> Part | None:
     """Return what was opened; None if it cannot be, and why goes beside the names of the figures that are missing."""
     try:
         return opened()
-    except (OSError, ValueError, RuntimeError, httpx2.HTTPError) as error:
+    except errors as error:
         first_line = (str(error).strip() or repr(error)).splitlines()[0]
         left_out[names] = f"{first_line}{cure}"
         return None

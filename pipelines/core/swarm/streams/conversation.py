@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Mapping
-from typing import Any
 
 from hivemind.p2p import PeerID
 from torch import Tensor
@@ -76,7 +75,7 @@ class Conversation:
         self.reading = asyncio.create_task(self._read_frames())
         """Ends, with the reason as its exception, when nothing more can be read."""
 
-    async def send(self, body: Mapping[str, Any], tensors: Mapping[str, Tensor] = {}) -> None:
+    async def send(self, body: Mapping[str, object], tensors: Mapping[str, Tensor] = {}) -> None:
         """Send a message; return when it has left this process.
 
         Raises:

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from hivemind.p2p import PeerID
 from hivemind.utils import get_dht_time
@@ -37,7 +36,7 @@ class Introductions:
         self._guard = admission if admission is not None and admission.has_authority else None
         self._admits_everybody = admits_everybody
 
-    async def greet(self, conversation: Conversation) -> Mapping[str, Any]:
+    async def greet(self, conversation: Conversation) -> Mapping[str, object]:
         """Introduce this peer to one that answers, check that one, and return what it tells about its service.
 
         Raises:
@@ -52,7 +51,7 @@ class Introductions:
         about = frame.body.get("about")
         return about if isinstance(about, dict) else {}
 
-    async def answer(self, conversation: Conversation, about: Mapping[str, Any]) -> None:
+    async def answer(self, conversation: Conversation, about: Mapping[str, object]) -> None:
         """Check a peer that asks, and introduce this one.
 
         Raises:
@@ -63,7 +62,7 @@ class Introductions:
         conversation.admission = self._checked(frame, conversation.peer, must_be_admitted=not self._admits_everybody)
         await conversation.write(self._hello(about))
 
-    def _hello(self, about: Mapping[str, Any]) -> Frame:
+    def _hello(self, about: Mapping[str, object]) -> Frame:
         token = "" if self._guard is None else self._guard.token
         return Frame(kind=Kind.HELLO, body=dict(version=PROTOCOL_VERSION, token=token, about=dict(about)))
 

@@ -8,7 +8,7 @@ import asyncio
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import Future
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from hivemind.p2p import P2P
 
@@ -47,11 +47,11 @@ class PeerLoop:
         self._thread.join()
         self._loop.close()
 
-    def start(self, work: Coroutine[Any, Any, Result]) -> "Future[Result]":
+    def start(self, work: Coroutine[object, object, Result]) -> "Future[Result]":
         """Run a coroutine in the loop, from any other thread; cancelling the future cancels it."""
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
-    def call(self, work: Coroutine[Any, Any, Result], timeout: float | None = None) -> Result:
+    def call(self, work: Coroutine[object, object, Result], timeout: float | None = None) -> Result:
         """Run a coroutine in the loop and wait for it, from any other thread; raises what it raises."""
         future = self.start(work)
         try:

@@ -5,7 +5,7 @@ import contextlib
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from hivemind.p2p import P2P
 from hivemind.p2p.p2p_daemon_bindings.datastructures import StreamInfo
@@ -43,7 +43,7 @@ class Service(Protocol):
     most_tensor_bytes: int
     """Of one message that it takes."""
 
-    def about(self) -> Mapping[str, Any]:
+    def about(self) -> Mapping[str, object]:
         """Return what a peer is told that opens a conversation: small, for msgpack."""
 
     async def serve(self, conversation: Conversation) -> None:
