@@ -150,3 +150,13 @@ def test_a_page_of_another_origin_may_read_files_and_why_it_cannot_but_nothing_e
         assert "X-Error-Code" in answer.headers["access-control-expose-headers"]
     listing = httpx.get(f"{hub.endpoint}/api/models/{large}", headers=origin)
     assert listing.status_code == 200 and "access-control-allow-origin" not in listing.headers
+
+
+@pytest.mark.parametrize("name", ["resolve", "raw"])
+def test_a_dataset_may_be_named_as_an_address_is_made(hub, api, name):
+    repo = f"org/{name}"
+    api.create_repo(repo, repo_type="dataset")
+    api.upload_file(path_or_fileobj=b"hello", path_in_repo="hello.txt", repo_id=repo, repo_type="dataset")
+    for way in ("resolve", "raw"):
+        assert httpx.get(f"{hub.endpoint}/datasets/{repo}/{way}/main/hello.txt").content == b"hello"
+    assert httpx.post(f"{hub.endpoint}/api/datasets/{repo}/super-squash/main").status_code == 404
