@@ -143,7 +143,9 @@ def test_the_bundle_holds_all_it_needs_and_nothing_of_other_stages(bundle):
     assert "pipelines/tasks/text_to_image/generation/training_index.py" in files
     foreign = (
         "pipelines/features/publishing/auxiliary",
-        "pipelines/tasks",
+        "pipelines/tasks/choice",
+        "pipelines/tasks/language_modeling",
+        "pipelines/tasks/text_to_image/task",
         "pipelines/tasks/text_to_image/data_preparation",
     )
     assert not [file for file in files if file.startswith(foreign)]

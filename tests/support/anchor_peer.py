@@ -45,8 +45,8 @@ def main(settings: dict) -> None:
     guard_process_group()
     torch.set_num_threads(1)
     run, folder, name = TrainingRun.from_mapping(settings["run"]), Path(settings["folder"]), settings["name"]
-    if "deliveries" in settings:
-        deliver_falsely(settings["deliveries"])
+    if "transfers" in settings:
+        deliver_falsely(settings["transfers"])
     events, stop = folder / f"{name}.jsonl", threading.Event()
     task, key = made_up_task(run), PublisherKey.load_or_create(Path(settings["key_file"]))
     network = NetworkOptions(host_addresses=("/ip4/127.0.0.1/tcp/0",))

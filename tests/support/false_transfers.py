@@ -76,4 +76,4 @@ KINDS = dict(
 
 def deliver_falsely(kind: str) -> None:
     """Make the averagers of this process do so."""
-    SparseGradientAverager.deliveries_type = KINDS[kind]
+    SparseGradientAverager.transfers_type = KINDS[kind]

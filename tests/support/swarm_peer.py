@@ -94,10 +94,10 @@ def main(settings: dict) -> None:
         strike_in_round(current_epoch, settings["struck_in_round_of_epoch"], settings["signal"], guard)
     if "dawdles_in_round_of_epoch" in settings:
         dawdle_in_round(current_epoch, settings["dawdles_in_round_of_epoch"], seconds=18.0)
-    if "deliveries" in settings:
+    if "transfers" in settings:
         from false_transfers import deliver_falsely
 
-        deliver_falsely(settings["deliveries"])
+        deliver_falsely(settings["transfers"])
     if "hub_token" in settings:
         os.environ["HF_TOKEN"] = settings["hub_token"]
     checkpoint = settings.get("checkpoint")

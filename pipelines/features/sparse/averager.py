@@ -58,7 +58,7 @@ class SparseGradientAverager(SwarmGradientAverager):
 
     PROTOCOL_NAME = "SparseGradientAverager"
     round_type: type[ContributionRound] = ContributionRound
-    deliveries_type: type[Transfers] = Transfers
+    transfers_type: type[Transfers] = Transfers
 
     def __init__(self, *, parameters: Iterable[torch.nn.Parameter], values_per_chunk: int, **kwargs: Any) -> None:
         """`values_per_chunk`: how many values of each chunk are sent; all else is as in `SwarmGradientAverager`."""
@@ -77,7 +77,7 @@ class SparseGradientAverager(SwarmGradientAverager):
         self._fan_outs: list[PeerID] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._longest_attempt = SHARE_OF_THE_LAST_ATTEMPT * (kwargs.get("allreduce_timeout") or SECONDS_OF_AN_ATTEMPT)
-        self._transfers = self.deliveries_type(
+        self._transfers = self.transfers_type(
             self._cache,
             self._introducing_stub_of,
             count_bytes=lambda number: self._figures.count_bytes(number),
