@@ -80,7 +80,7 @@ def roles(group: int) -> dict[str, int]:
             forks.append(pid)
         else:
             named[name] = pid
-    return named | dict(zip(("guard", "dht", "state averager", "gradient averager"), forks, strict=False))
+    return named | dict(zip(("guard", "dht", "gradient averager"), forks, strict=False))
 
 
 class Samples:
