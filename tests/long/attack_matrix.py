@@ -67,8 +67,8 @@ def measured(name: str, has_authority: bool, seconds: float, folder: Path, conso
 
 def ledger_figures(folder: Path) -> dict[str, int]:
     """What the anchor has booked, and for how many peers: an attacker trains on nothing."""
-    (path,) = folder.rglob(STATE_FILE)
-    state = read_state(path)
+    # Copies wait in the spool for their checkpoint.
+    state = read_state(max(folder.rglob(STATE_FILE), key=lambda path: path.stat().st_mtime))
     done = [num_done for _, _, _, num_done, _, _ in state["accounts"]]
     return dict(
         num_booked=sum(done),
