@@ -4,7 +4,7 @@ A feature has kinds of records of its own; those of the core are here. Every nod
 because it stores what it does not read, too: see `pipelines.features.all_records`.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, Self, TypeVar
@@ -265,16 +265,18 @@ class SwarmRecords:
 
     def read_dated(self, kind: RecordKind[Record]) -> dict[bytes, tuple[Record, float]]:
         """Return the live records that count and until when, in DHT time, each is valid, by public key."""
-        found = self._dht.get(f"{self._run_id}_{kind.name}", latest=True)
-        counted = self.admissions.counted(_parse(found, kind.schema))
-        return {key: (record, found.value[key].expiration_time) for key, record in counted.items()}
+        entries = self._entries(kind, 0)
+        counted = self.admissions.counted(_parsed(entries, kind.schema))
+        return {key: (record, entries[key].expiration_time) for key, record in counted.items()}
 
     def read_unchecked(self, kind: RecordKind[Record], number: int = 0) -> list[Record]:
         """Return what anybody has stored under one of a kind's keys: who has signed it is up to the reader."""
+        return list(_parsed(self._entries(kind, number), kind.schema).values())
+
+    def _entries(self, kind: RecordKind[Record], number: int) -> Mapping[bytes, ValueWithExpiration]:
         found = self._dht.get(f"{self._run_id}_{kind.keys[number]}", latest=True)
-        return list(_parse(found, kind.schema).values())
+        return found.value if found is not None and isinstance(found.value, dict) else {}
 
 
-def _parse(found: ValueWithExpiration | None, schema: type[Record]) -> dict[bytes, Record]:
-    values = found.value if found is not None and isinstance(found.value, dict) else {}
-    return {key: schema.parse_obj(entry.value) for key, entry in values.items() if entry.value is not None}
+def _parsed(entries: Mapping[bytes, ValueWithExpiration], schema: type[Record]) -> dict[bytes, Record]:
+    return {key: schema.parse_obj(entry.value) for key, entry in entries.items() if entry.value is not None}
