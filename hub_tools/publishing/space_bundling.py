@@ -2,6 +2,7 @@
 
 import ast
 import importlib.metadata
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -12,6 +13,8 @@ from .page_settings import SETTINGS_FILE, write_page_settings
 
 DISTRIBUTION = "dalle-collab"
 PACKAGES = ("modeling_dalle_collab", "pipelines", "hub_tools")
+ENTRY_POINT = re.compile(r"[a-z_]+(\.\w+)+:\w+")
+"""A string that names what is imported when it is asked for: `module:name`."""
 
 
 def space_folders() -> dict[str, Path]:
@@ -118,6 +121,8 @@ def _imported_names(tree: ast.AST, package: str) -> Iterator[str]:
             yield base
             # A name imported from a package may be one of its modules.
             yield from (f"{base}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and ENTRY_POINT.fullmatch(node.value):
+            yield node.value.partition(":")[0]
 
 
 def _absolute_name(node: ast.ImportFrom, package: str) -> str:

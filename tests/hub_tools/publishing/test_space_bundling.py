@@ -106,6 +106,14 @@ def test_relative_imports_and_whole_packages_are_followed(tmp_path):
     assert "modeling_dalle_collab" in PACKAGES
 
 
+def test_what_is_imported_by_a_name_in_a_string_is_bundled(tmp_path):
+    script = tmp_path / "app.py"
+    script.write_text("from pipelines.core.epoch.reduction import reduction_of\nprint('one:two', 'a.b: c')\n")
+    found = {str(path) for path in imported_modules([script])}
+    assert {"pipelines/features/sparse/reduction.py", "pipelines/features/bandwidth/measured_division.py"} <= found
+    assert "pipelines/features/audits/checks.py" in found
+
+
 def test_an_unknown_space_is_refused(tmp_path):
     with pytest.raises(ValueError, match="There is no Space 'nothing'"):
         find_space("nothing")
