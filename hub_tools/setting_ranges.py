@@ -27,6 +27,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "matchmaking_seconds": (LEAST_SECONDS, MOST_SECONDS),
     "averaging_timeout_seconds": (LEAST_SECONDS, MOST_SECONDS),
     "progress_expiration_seconds": (LEAST_SECONDS, MOST_SECONDS),
+    "window_seconds": (1, MOST_SECONDS),
     "num_clipping_iterations": (1, 10**5),
     "max_norm_ratio": (1, 1e9),
     "max_weight_ratio": (1, 1e9),

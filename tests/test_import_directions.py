@@ -27,7 +27,7 @@ ROOMS = {
     "core.swarm": "core.admission core.child_watch core.swarm_time hub_tools",
     "core.averaging": "core.admission core.child_watch core.equal_arithmetic core.swarm",
     "core.averaging.reduce": "core.equal_arithmetic core.run",
-    "core.gradients": "core.run core.thread_choice",
+    "core.gradients": "core.run core.thread_choice core.torch_devices",
     "core.optimizers": "core.block_quantisation core.equal_arithmetic core.run",
     "core.averaging.wire": "core.averaging.reduce core.block_quantisation core.run",
     "core.state": "core.admission core.averaging core.optimizers core.signing core.swarm hub_tools",
@@ -35,8 +35,7 @@ ROOMS = {
         "core.admission core.averaging core.child_watch core.gradients core.optimizers core.run core.state core.swarm"
     ),
     "core.peer": (
-        "core.admission core.averaging core.epoch core.gradients core.run core.state core.swarm "
-        "core.thread_choice core.torch_devices"
+        "core.admission core.averaging core.epoch core.gradients core.run core.state core.swarm core.torch_devices"
     ),
     "features.memory_estimate": "hub_tools modeling_dalle_collab",
     "features.memory_estimate.models": "modeling_dalle_collab",
@@ -52,6 +51,10 @@ ROOMS = {
     ),
     "features.sparse": (
         "core.admission core.averaging core.epoch core.equal_arithmetic core.gradients core.run core.state core.swarm"
+    ),
+    "features.hub_rounds": (
+        "core.averaging core.gradients core.optimizers core.peer core.run core.signing core.state "
+        "features.sparse hub_tools"
     ),
     "features.ledger": (
         "core.gradients core.optimizers core.peer core.run core.signing core.state core.swarm hub_tools"

@@ -28,6 +28,7 @@ TITLES = {
     "optimizer": "Optimizer",
     "local_steps": "Local steps",
     "averaging": "Averaging",
+    "wire": "Wire",
     "aggregation": "Aggregation",
     "publishing": "Publishing",
     "serving": "Serving",
@@ -53,6 +54,10 @@ NEEDS: tuple[tuple[str, Callable[[TrainingRun], bool], str], ...] = (
         "averaging_compression=blockwise_8bit",
         lambda run: run.averaging_compression == "blockwise_8bit",
         "min_8bit_elements",
+    ),
+    *(
+        ("wire=hub", lambda run: run.wire == "hub", name)
+        for name in ("window_seconds", "contributions_per_round", "kept_rounds")
     ),
     ("a bucket", lambda run: bool(run.bucket), "bucket_interval_epochs"),
     ("reel_prompts", lambda run: bool(run.reel_prompts), "reel_interval_epochs"),

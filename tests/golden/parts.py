@@ -27,7 +27,7 @@ from pipelines.core.averaging.reduce.suspects import Misbehaviour, Suspect
 from pipelines.core.averaging.wire.codec import averaging_compression, read_part
 from pipelines.core.epoch.assembly import make_optimizer
 from pipelines.core.epoch.reduction import reduction_of
-from pipelines.core.peer.reports import suspect_record
+from pipelines.core.peer.training_peer import suspect_record
 from pipelines.core.run.admission_config import admission_config_of
 from pipelines.core.run.sections import AGGREGATION_RULES, AVERAGING_COMPRESSIONS
 from pipelines.core.signing.publisher_keys import PublisherKey

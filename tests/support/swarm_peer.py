@@ -146,26 +146,26 @@ def evaluate(peer: TrainingPeer, run: TrainingRun) -> float:
 
 def count_trials(peer: TrainingPeer) -> list[int]:
     """Return the sizes of micro-batches that this peer measures: so far, and those to come."""
-    measured, measure = [], peer._trial
+    measured, measure = [], peer.computation._trial
 
     def counting(size: int) -> float | None:
         measured.append(size)
         return measure(size)
 
-    peer._trial = counting
+    peer.computation._trial = counting
     return measured
 
 
 def train(peer: TrainingPeer, run: TrainingRun, settings: dict, seeds, stop, events: Path, current_epoch: list) -> None:
     used_seeds, sizes, measured = [], [], count_trials(peer)
-    peer.choose_micro_batch()
+    peer.computation.choose_micro_batch()
 
     def batches():
         for seed in seeds:
             if len(used_seeds) == 1 and settings["num_peers"] > 1:  # peers report themselves with their first gradient
                 wait_until_seen(peer, settings["num_peers"])
             used_seeds.append(seed)
-            sizes.append(peer.micro_batch_size)
+            sizes.append(peer.computation.micro_batch_size)
             for cell in current_epoch:
                 cell.value = peer.optimizer.local_epoch
             yield made_up_batch(run, seed, sizes[-1])

@@ -4,15 +4,41 @@ With local steps peers average their progress instead of every gradient: the ave
 the outer optimizer, whose parameters and momentum are the state that newcomers, the auxiliary peer and checkpoints see.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 import torch
 
-from pipelines.core.epoch.gradient_averager import SwarmGradientAverager
 from pipelines.core.epoch.inner_steps import InnerSteps
 from pipelines.core.run.training_run import TrainingRun
 from pipelines.core.state.training_state import TrainingState
+
+
+class GradientSum(Protocol):
+    """Sums the micro-batches' gradients, from the parameters' `.grad`; an averager of hivemind is one."""
+
+    local_samples_accumulated: int
+
+    def accumulate_grads_(self, batch_size: int) -> None:
+        """Add the mean gradient of so many samples."""
+
+    def gathered(self) -> Sequence[torch.Tensor]:
+        """Return the sums of the mean gradients, each in units of the first micro-batch's size."""
+
+    def scale_of_mean(self, num_samples: float) -> float:
+        """Return the factor that turns what is `gathered` from this many samples into their mean gradient."""
+
+    def count_as_one(self, num_samples: int) -> None:
+        """Treat what is `gathered` as one vector, with the weight of this many samples."""
+
+    def take_back(self) -> None:
+        """Gather on: the round with what was gathered did not happen."""
+
+    def reset_accumulated_grads_(self) -> None:
+        """Start another sum."""
+
+    def forget_gradients(self) -> None:
+        """Forget all gradients: they belong to parameters that this peer no longer has."""
 
 
 class Gathering(Protocol):
@@ -40,7 +66,7 @@ class Gathering(Protocol):
 class SummedGradients:
     """Every gradient is summed, and the sum is averaged."""
 
-    def __init__(self, averager: SwarmGradientAverager) -> None:
+    def __init__(self, averager: GradientSum) -> None:
         self._averager = averager
 
     def add(self, num_samples: int, epoch: int) -> int:
@@ -77,9 +103,7 @@ class LocalSteps:
     The model's parameters are this peer's own; those of the swarm are in the training state.
     """
 
-    def __init__(
-        self, run: TrainingRun, model: torch.nn.Module, averager: SwarmGradientAverager, state: TrainingState
-    ) -> None:
+    def __init__(self, run: TrainingRun, model: torch.nn.Module, averager: GradientSum, state: TrainingState) -> None:
         self._run, self._averager, self._state = run, averager, state
         self._num_samples = 0
         self._inner = InnerSteps(run, model, state.main_parameters)

@@ -117,23 +117,20 @@ class Membership:
         if self.stop.is_set():  # already while the state was downloaded
             return
         compute = self.peer.compute
-        self.peer.choose_micro_batch()
+        self.peer.computation.choose_micro_batch()
         if self.lease is not None and compute.shuffle_buffer_size != ComputeOptions.shuffle_buffer_size:
             logger.warning("--shuffle-buffer has no effect: this run's records are leased in an order of their own.")
 
-        def batch_size() -> int:
-            return self.peer.micro_batch_size * (compute.num_devices or 1)
-
         def read() -> Iterator[Batch]:
             return self.peer.task.batches(
-                batch_size=batch_size,
+                batch_size=self.peer.computation.batch_size,
                 seed=self.seed,
                 shuffle_buffer_size=compute.shuffle_buffer_size,
                 spans=None if self.lease is None else self.lease.spans,
             )
 
         self.peer.ask_for_lease()
-        with prefetched(read, batch_size, self.stop) as batches:
+        with prefetched(read, self.peer.computation.batch_size, self.stop) as batches:
             try:
                 yield from self.peer.train(through(batches), self.stop)
             finally:

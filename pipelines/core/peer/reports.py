@@ -1,9 +1,6 @@
-"""What a training peer reports: each step to the person in front of it, and the peers that it suspects to the swarm."""
+"""What a training peer reports of each step to the person in front of it."""
 
 from dataclasses import dataclass
-
-from pipelines.core.averaging.reduce.suspects import Suspect
-from pipelines.core.swarm.peer_records import SuspectRecord
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,8 +33,3 @@ class StepReport:
 
     bytes_per_sample: float
     """Bytes this peer has sent for averaging, per sample that it has contributed."""
-
-
-def suspect_record(suspect: Suspect) -> SuspectRecord:
-    """Return what is published of a suspect."""
-    return SuspectRecord(peer_id=suspect.peer_id, offence=suspect.offence.name, num_rounds=suspect.num_rounds)

@@ -8,27 +8,17 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 
-import torch
-
 from pipelines.core.admission.client import PeerAdmission
 from pipelines.core.admission.dht_gate import SwarmDHT
+from pipelines.core.averaging.reduce.suspects import Suspect
 from pipelines.core.epoch.assembly import make_optimizer
 from pipelines.core.epoch.gradient_averager import SwarmGradientAverager
-from pipelines.core.gradients.adaptive_threads import AdaptiveThreads
-from pipelines.core.gradients.computation import (
-    ComputeGradient,
-    GradientComputation,
-    UsableGradients,
-    is_worth_compiling,
-    resolve_precision,
-)
-from pipelines.core.gradients.gpu_memory import cap_gpu_memory, off_the_gpu
-from pipelines.core.gradients.micro_batch import choose_micro_batch, largest_useful, trial
-from pipelines.core.gradients.size_choice import SizeChoice
+from pipelines.core.gradients.gpu_memory import off_the_gpu
+from pipelines.core.gradients.local_computation import LocalComputation
 from pipelines.core.peer.data_lease import DataLease
 from pipelines.core.peer.handing_over import hand_over
 from pipelines.core.peer.pausing import PauseSwitch, take_break
-from pipelines.core.peer.reports import StepReport, suspect_record
+from pipelines.core.peer.reports import StepReport
 from pipelines.core.run.compute_options import ComputeOptions
 from pipelines.core.run.task import Batch, NamedBatch, TrainingTask, num_samples
 from pipelines.core.run.training_run import TrainingRun
@@ -36,10 +26,9 @@ from pipelines.core.state.anchors import AnchorKeys
 from pipelines.core.state.checkpoint_tensors import RunState, load_training_state
 from pipelines.core.state.transfer import ShowProgress
 from pipelines.core.swarm.network_options import NetworkOptions
-from pipelines.core.swarm.peer_records import MAX_SUSPECTS, PeerIntroduction, PeerMetrics
+from pipelines.core.swarm.peer_records import MAX_SUSPECTS, PeerIntroduction, PeerMetrics, SuspectRecord
 from pipelines.core.swarm.records import RecordKind, SwarmRecords, sender_name
-from pipelines.core.thread_choice import halves
-from pipelines.core.torch_devices import describe_device, num_cores
+from pipelines.core.torch_devices import describe_device
 
 logger = logging.getLogger(__name__)
 
@@ -74,8 +63,8 @@ class TrainingPeer:
     ) -> None:
         """`record_kinds`: that the swarm has besides the core's; `lease`: None: nobody tells this peer what to read."""
         self.task, self.run, self.network, self.compute = task, task.run, network, compute
-        cap_gpu_memory(compute.device, compute.max_gpu_memory)
-        self.model = task.new_model().to(compute.device)
+        self.computation = LocalComputation(task, compute, place=place)
+        self.model = self.computation.model
         self.records = SwarmRecords(dht, self.run.swarm_id, admission=admission, kinds=record_kinds)
         self.num_samples = 0
         """What this peer has contributed, in the task's unit."""
@@ -91,17 +80,6 @@ class TrainingPeer:
         self._epoch_losses: list[float] = []
         self.pause_switch = PauseSwitch()
         self._parts = contextlib.ExitStack()
-        self._precision = resolve_precision(compute.precision, compute.device)
-        self._is_compiled = is_worth_compiling(compute.compile, compute.device, task)
-        self._computation = GradientComputation(
-            task, self.model, device=compute.device, precision=self._precision, compiled=self._is_compiled
-        )
-        self._sizes: SizeChoice | None = None
-        """Which micro-batch this machine computes; None: it is configured."""
-
-        self._trial = trial(
-            task, self._computation.backward_as_it_is, self.model, compute.device, lambda: self.micro_batch_size
-        )
 
     def __enter__(self) -> "TrainingPeer":
         self.records.open()
@@ -119,8 +97,7 @@ class TrainingPeer:
         )
         self._parts.callback(self.optimizer.shutdown)
         # hivemind has forked by now, and must not once the devices have joined.
-        backward = self._join_devices() if (self.compute.num_devices or 1) > 1 else self._on_one_device()
-        self._gradients = UsableGradients(backward, self.model.parameters(), precision=self._precision)
+        self._parts.enter_context(self.computation)
         self._introduce()
         if self._lease is not None:
             name = sender_name(self._dht.peer_id.to_base58())
@@ -129,37 +106,6 @@ class TrainingPeer:
 
     def __exit__(self, *exception: object) -> None:
         self._parts.close()
-
-    def _on_one_device(self) -> ComputeGradient:
-        if torch.device(self.compute.device).type != "cpu" or self.compute.cpu_threads is not None:
-            return self._computation.backward
-        return AdaptiveThreads(self._computation.backward, halves(num_cores()))
-
-    def _join_devices(self) -> ComputeGradient:
-        from pipelines.core.gradients.device_group import (
-            DeviceGroup,
-            DevicePlan,
-            meeting_place,
-        )  # importing accelerate takes a second
-
-        if self.task.device_program is None:
-            raise ValueError(
-                f"num_devices is {self.compute.num_devices}; a peer of this task computes on one device. Start one "
-                "peer for each device."
-            )
-        plan = DevicePlan(
-            program=self.task.device_program,
-            run=self.run.to_json(),
-            place=self._place,
-            device_type=torch.device(self.compute.device).type,
-            num_devices=self.compute.num_devices or 1,
-            precision=self._precision,
-            compiled=self._is_compiled,
-            cpu_threads=self.compute.cpu_threads,
-            max_gpu_memory=self.compute.max_gpu_memory,
-            store=self._parts.enter_context(meeting_place()),
-        )
-        return self._parts.enter_context(DeviceGroup(plan, self.model, self._computation)).backward
 
     def wait_for_word(self, stop: threading.Event) -> None:
         """In a run with anchors: wait until one of them, or peers that one vouches for, say which state the run has.
@@ -223,34 +169,6 @@ class TrainingPeer:
         """Resume after a pause, from any thread, with the swarm's newest state."""
         self.pause_switch.resume()
 
-    @property
-    def micro_batch_size(self) -> int:
-        """Samples per local step and device: as configured, or found by testing the machine; this may change."""
-        return self._sizes.size if self._sizes is not None else self.compute.micro_batch_size or 1
-
-    def choose_micro_batch(self) -> None:
-        """Test the machine, unless the size is configured. While it trains, this is done again from time to time."""
-        if self.compute.micro_batch_size is not None:
-            return
-        own_share = int(self.run.target_batch_size / self.task.sample_weight) // (self.compute.num_devices or 1)
-        largest = largest_useful(own_share)
-        size = choose_micro_batch(self._trial, largest=largest)
-        self._sizes = SizeChoice(largest, size)
-        logger.info("Micro-batches of %d samples suit this machine best.", size)
-
-    def _test_again(self, seconds: float, num_samples: int) -> None:
-        """Note a step, and time one other micro-batch if that is due; nobody waits for this peer meanwhile."""
-        if self._sizes is None or self._is_compiled:  # each size would be compiled anew
-            return
-        before = self._sizes.size
-        self._sizes.note_step(seconds, num_samples)
-        if self.optimizer.is_awaited or (size := self._sizes.next_trial()) is None:
-            return
-        with self.optimizer.tracker.performance_ema.pause():
-            self._sizes.note_trial(self._trial(size))
-        if self._sizes.size != before:
-            logger.info("Micro-batches of %d samples suit this machine better than %d now.", self._sizes.size, before)
-
     def train(
         self, batches: Iterable[Batch], stop: threading.Event, clock: Callable[[], float] = time.monotonic
     ) -> Iterator[StepReport]:
@@ -272,9 +190,13 @@ class TrainingPeer:
             yield report
             if not report.ended_epoch:  # the seconds of a round are not computing
                 started = clock()
-                self._test_again(seconds, num_samples(batch))
-                seconds += clock() - started
-                rest = seconds * (100 / self.compute.max_load - 1)
+                self.computation.note_step(
+                    seconds,
+                    num_samples(batch),
+                    may_test=lambda: not self.optimizer.is_awaited,
+                    around_a_test=self.optimizer.tracker.performance_ema.pause,
+                )
+                rest = self.computation.rest_after(seconds + clock() - started)
                 take_break(rest, stop, lambda: self.pause_switch.is_on or self.optimizer.is_awaited)
         self.optimizer.wait_for_updates()
         if self.optimizer.is_over:
@@ -294,9 +216,7 @@ class TrainingPeer:
         """Compute the gradient of one micro-batch, add it to the epoch, and end the epoch when the swarm has enough."""
         epoch = self.optimizer.local_epoch
         named = batch if isinstance(batch, NamedBatch) else None
-        if named is not None:
-            torch.manual_seed(named.seed(self.run))
-        loss = self._gradients.compute(batch)
+        loss = self.computation.compute(batch)
         if loss is None:  # overflowed in float16: neither the gradient nor the loss is usable
             self.optimizer.drop(named)
             return self._step_report(epoch, None, was_used=False, ended_epoch=False)
@@ -370,6 +290,11 @@ class TrainingPeer:
 
 
 def _ask_nobody() -> None: ...
+
+
+def suspect_record(suspect: Suspect) -> SuspectRecord:
+    """Return what is published of a suspect."""
+    return SuspectRecord(peer_id=suspect.peer_id, offence=suspect.offence.name, num_rounds=suspect.num_rounds)
 
 
 def last_epoch(run: TrainingRun, compute: ComputeOptions, first: int) -> int:

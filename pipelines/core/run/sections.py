@@ -16,6 +16,8 @@ AVERAGING_COMPRESSIONS = ("blockwise_8bit", "float16", "none")
 AGGREGATION_RULES = ("centered_clip", "mean", "coordinate_median")
 OPTIMIZERS = ("lamb", "adamw", "muon")
 SYNCHRONISATIONS = ("dense", "sparse")
+WIRES = ("p2p", "hub")
+MOST_CONTRIBUTIONS = 1024
 WHO_MAY_DRAW = ("members", "everybody")
 MOST_VALUES_PER_CHUNK = 4096
 MOST_PROMPTS = 16
@@ -214,6 +216,36 @@ class AveragingSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class WireSettings:
+    """How peers reach each other."""
+
+    wire: str = "p2p"
+    """`p2p`: peers connect to each other, and at least one must be reachable; `hub`: they give and take files on the
+    Hub alone, from any network, in rounds that the auxiliary peer closes. `hub` needs sparse synchronisation and a
+    `bucket`."""
+
+    window_seconds: float = 600.0
+    """With `wire` `hub`: time from round to round. Exchange takes 15 to 40 s, during which peers train on."""
+
+    contributions_per_round: int = 32
+    """With `wire` `hub`: contributions that count in a round; of more, so many are drawn, and the others count in a
+    later round."""
+
+    kept_rounds: int = 100
+    """With `wire` `hub`: newest rounds whose contributions stay in the bucket, for newcomers and audits. At least
+    twice `bucket_interval_epochs`."""
+
+    def check(self) -> None:
+        """Raise ValueError unless the settings are valid."""
+        check_choice("wire", self.wire, WIRES)
+        check_positive(self, "window_seconds", "contributions_per_round", "kept_rounds")
+        if self.contributions_per_round > MOST_CONTRIBUTIONS:
+            raise ValueError(
+                f"contributions_per_round is {self.contributions_per_round}; expected at most {MOST_CONTRIBUTIONS}."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
 class AggregationSettings:
     """How the peers' gradients are aggregated, and how much influence a single peer can have."""
 
@@ -374,6 +406,7 @@ SECTIONS: dict[str, type[Section]] = {
     "optimizer": OptimizerSettings,
     "local_steps": LocalStepSettings,
     "averaging": AveragingSettings,
+    "wire": WireSettings,
     "aggregation": AggregationSettings,
     "publishing": PublishingSettings,
     "admission": AdmissionSettings,

@@ -24,6 +24,7 @@ from pipelines.core.run.sections import (
     PublishingSettings,
     ServingSettings,
     VersionSettings,
+    WireSettings,
 )
 
 FORMAT_VERSION = 2
@@ -40,6 +41,7 @@ class TrainingRun(
     OptimizerSettings,
     LocalStepSettings,
     AveragingSettings,
+    WireSettings,
     AggregationSettings,
     PublishingSettings,
     AdmissionSettings,
@@ -99,6 +101,7 @@ class TrainingRun(
                 "Cure: --set momentum_before_averaging=false"
             )
         self._check_synchronisation()
+        self._check_wire()
 
     def _check_names(self) -> None:
         """Refuse names and addresses that are none: they become paths and requests."""
@@ -129,6 +132,24 @@ class TrainingRun(
                     f"synchronisation is sparse and {name} is {value}; expected {wanted}: {reason}. "
                     f"Cure: --set {name}={wanted}"
                 )
+
+    def _check_wire(self) -> None:
+        """Refuse settings with which rounds over the Hub cannot be held."""
+        if self.wire != "hub":
+            return
+        for is_wrong, seen, cure in (
+            (self.synchronisation != "sparse", f"synchronisation is {self.synchronisation}", "synchronisation=sparse"),
+            (not self.bucket, "the run has no bucket for its rounds", "bucket=ORG/RUN-rounds"),
+            (not self.is_open, "the run has an authority: the Hub says who may write", 'authorization_service=""'),
+            (
+                self.kept_rounds < 2 * self.bucket_interval_epochs,
+                f"kept_rounds is {self.kept_rounds}, less than two of bucket_interval_epochs "
+                f"({self.bucket_interval_epochs}): newcomers could not follow",
+                f"kept_rounds={2 * self.bucket_interval_epochs}",
+            ),
+        ):
+            if is_wrong:
+                raise ValueError(f"wire is hub and {seen}. Cure: --set {cure}")
 
     @property
     def swarm_id(self) -> str:

@@ -1,20 +1,13 @@
 """Sparse synchronisation: the `Reduction` of runs whose peers send the largest values of their progress alone."""
 
-import logging
 from typing import Any
 
 import torch
 
-from pipelines.core.epoch.gathering import LocalSteps
 from pipelines.core.epoch.reduction import Reduction
-from pipelines.core.gradients.computation import gradients_are_finite
-from pipelines.core.run.training_run import TrainingRun
 from pipelines.core.state.training_state import TrainingState
 from pipelines.features.sparse.averager import SparseGradientAverager
-from pipelines.features.sparse.error_feedback import ErrorFeedback
-from pipelines.features.sparse.mean import mean
-
-logger = logging.getLogger(__name__)
+from pipelines.features.sparse.local_steps import SparseLocalSteps
 
 
 class SparseReduction(Reduction):
@@ -29,62 +22,6 @@ class SparseReduction(Reduction):
 
     def gathering(
         self, model: torch.nn.Module, averager: SparseGradientAverager, state: TrainingState
-    ) -> "SparseLocalSteps":
+    ) -> SparseLocalSteps:
         """See `Reduction`."""
-        return SparseLocalSteps(self._run, model, averager, state)
-
-
-class SparseLocalSteps(LocalSteps):
-    """Local steps of which the largest values are averaged; what is not sent yet counts later (error feedback).
-
-    Nothing is lost with a round: what was sent and reached nobody, or only those whose round failed too, is taken back.
-    """
-
-    def __init__(
-        self, run: TrainingRun, model: torch.nn.Module, averager: SparseGradientAverager, state: TrainingState
-    ) -> None:
-        super().__init__(run, model, averager, state)
-        self._sparse = averager
-        self._feedback = ErrorFeedback(averager.codec, run.sparse_error_decay)
-        self._was_lost = False
-
-    def finish(self, epoch: int) -> None:
-        """See `Gathering`: the largest values of the progress, and of what has not been sent before."""
-        self._settle()
-        super().finish(epoch)
-        progress = self._averager.gathered()
-        try:
-            content = self._feedback.compress(progress, self._averager.local_samples_accumulated)
-        except ValueError as error:
-            logger.error("This peer contributes nothing to a round: %s", error)
-            content = None
-        self._sparse.contribute(content)
-        if content is None:
-            for own in progress:
-                own.zero_()
-            return
-        codec = self._sparse.codec
-        for own, sent in zip(progress, mean(codec, [codec.decode(content)], [1.0]), strict=True):
-            own.copy_(sent)
-
-    def lose_round(self) -> None:
-        """See `Gathering`: it counts in the next round."""
-        self._was_lost = True
-
-    def restart(self, *, keep_gradient: bool) -> int:
-        """See `Gathering`. Progress that may still count is sent with the next one."""
-        self._settle()
-        if keep_gradient:
-            self._inner.take_pseudo_gradient(self._averager.gathered())
-            if gradients_are_finite(self._averager.gathered()):
-                for error, progress in zip(self._feedback.error, self._averager.gathered(), strict=True):
-                    error.add_(progress)
-        return super().restart(keep_gradient=keep_gradient)
-
-    def _take_progress_back(self) -> None:
-        self._feedback.restore()
-
-    def _settle(self) -> None:
-        """Take back what was sent last and is in no mean: all, or what was cut; twice does no harm."""
-        self._feedback.restore(1.0 if self._was_lost else self._sparse.share_to_send_again)
-        self._was_lost = False
+        return SparseLocalSteps(self._run, model, averager, averager, state)

@@ -4,7 +4,7 @@ import multiprocessing
 
 from pipelines.core.averaging.figures import SharedFigures
 from pipelines.core.averaging.reduce.suspects import Misbehaviour, Suspect, SuspectLedger
-from pipelines.core.peer.reports import suspect_record
+from pipelines.core.peer.training_peer import suspect_record
 from pipelines.core.swarm.peer_records import MAX_SUSPECTS, PeerMetrics
 
 

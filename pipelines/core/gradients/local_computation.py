@@ -1,0 +1,139 @@
+"""Everything about computing gradients on this machine: devices, precision, threads, and the size of micro-batches."""
+
+import contextlib
+import logging
+from collections.abc import Callable
+from typing import Self
+
+import torch
+
+from pipelines.core.gradients.adaptive_threads import AdaptiveThreads
+from pipelines.core.gradients.computation import (
+    BatchLoss,
+    ComputeGradient,
+    GradientComputation,
+    UsableGradients,
+    is_worth_compiling,
+    resolve_precision,
+)
+from pipelines.core.gradients.gpu_memory import cap_gpu_memory
+from pipelines.core.gradients.micro_batch import choose_micro_batch, largest_useful, trial
+from pipelines.core.gradients.size_choice import SizeChoice
+from pipelines.core.run.compute_options import ComputeOptions
+from pipelines.core.run.task import Batch, NamedBatch, TrainingTask
+from pipelines.core.thread_choice import halves
+from pipelines.core.torch_devices import num_cores
+
+logger = logging.getLogger(__name__)
+
+
+class LocalComputation:
+    """Computes gradients of a task's model, which lies on the first of the devices. Use as a context manager.
+
+    `place` is where the other devices find the run: its repository, or a folder.
+    """
+
+    def __init__(self, task: TrainingTask, compute: ComputeOptions, *, place: str = "") -> None:
+        self._task, self._compute, self._place = task, compute, place
+        cap_gpu_memory(compute.device, compute.max_gpu_memory)
+        self.model = task.new_model().to(compute.device)
+        self._precision = resolve_precision(compute.precision, compute.device)
+        self._is_compiled = is_worth_compiling(compute.compile, compute.device, task)
+        self._computation = GradientComputation(
+            task, self.model, device=compute.device, precision=self._precision, compiled=self._is_compiled
+        )
+        self._sizes: SizeChoice | None = None
+        """Which micro-batch this machine computes; None: it is configured."""
+
+        self._trial = trial(
+            task, self._computation.backward_as_it_is, self.model, compute.device, lambda: self.micro_batch_size
+        )
+        self._parts = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        backward = self._join_devices() if (self._compute.num_devices or 1) > 1 else self._on_one_device()
+        self._gradients = UsableGradients(backward, self.model.parameters(), precision=self._precision)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._parts.close()
+
+    @property
+    def micro_batch_size(self) -> int:
+        """Samples per local step and device: as configured, or found by testing the machine; this may change."""
+        return self._sizes.size if self._sizes is not None else self._compute.micro_batch_size or 1
+
+    def batch_size(self) -> int:
+        """Return the samples of a local step on all devices."""
+        return self.micro_batch_size * (self._compute.num_devices or 1)
+
+    def compute(self, batch: Batch) -> BatchLoss | None:
+        """Compute the mean gradient of a batch into the parameters' `.grad`; None: it overflowed and is unusable."""
+        if isinstance(batch, NamedBatch):
+            torch.manual_seed(batch.seed(self._task.run))
+        return self._gradients.compute(batch)
+
+    def choose_micro_batch(self) -> None:
+        """Test the machine, unless the size is configured. While it trains, this is done again from time to time."""
+        if self._compute.micro_batch_size is not None:
+            return
+        own_share = int(self._task.run.target_batch_size / self._task.sample_weight)
+        largest = largest_useful(own_share // (self._compute.num_devices or 1))
+        size = choose_micro_batch(self._trial, largest=largest)
+        self._sizes = SizeChoice(largest, size)
+        logger.info("Micro-batches of %d samples suit this machine best.", size)
+
+    def note_step(
+        self,
+        seconds: float,
+        num_samples: int,
+        *,
+        may_test: Callable[[], bool] = lambda: True,
+        around_a_test: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext,
+    ) -> None:
+        """Note a step; time one other micro-batch, within `around_a_test`, if that is due and may be done now."""
+        if self._sizes is None or self._is_compiled:  # each size would be compiled anew
+            return
+        before = self._sizes.size
+        self._sizes.note_step(seconds, num_samples)
+        if not may_test() or (size := self._sizes.next_trial()) is None:
+            return
+        with around_a_test():
+            self._sizes.note_trial(self._trial(size))
+        if self._sizes.size != before:
+            logger.info("Micro-batches of %d samples suit this machine better than %d now.", self._sizes.size, before)
+
+    def rest_after(self, seconds: float) -> float:
+        """Return how many seconds the device rests after so many of computing."""
+        return seconds * (100 / self._compute.max_load - 1)
+
+    def _on_one_device(self) -> ComputeGradient:
+        if torch.device(self._compute.device).type != "cpu" or self._compute.cpu_threads is not None:
+            return self._computation.backward
+        return AdaptiveThreads(self._computation.backward, halves(num_cores()))
+
+    def _join_devices(self) -> ComputeGradient:
+        from pipelines.core.gradients.device_group import (
+            DeviceGroup,
+            DevicePlan,
+            meeting_place,
+        )  # importing accelerate takes a second
+
+        if self._task.device_program is None:
+            raise ValueError(
+                f"num_devices is {self._compute.num_devices}; a peer of this task computes on one device. Start one "
+                "peer for each device."
+            )
+        plan = DevicePlan(
+            program=self._task.device_program,
+            run=self._task.run.to_json(),
+            place=self._place,
+            device_type=torch.device(self._compute.device).type,
+            num_devices=self._compute.num_devices or 1,
+            precision=self._precision,
+            compiled=self._is_compiled,
+            cpu_threads=self._compute.cpu_threads,
+            max_gpu_memory=self._compute.max_gpu_memory,
+            store=self._parts.enter_context(meeting_place()),
+        )
+        return self._parts.enter_context(DeviceGroup(plan, self.model, self._computation)).backward

@@ -1,0 +1,153 @@
+"""A peer's files of one round, in a thread of its own while the peer trains on: its contribution out, the list in."""
+
+import dataclasses
+import logging
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+
+from pipelines.core.signing.publisher_keys import PublisherKey
+from pipelines.core.signing.signed_statement import signed_text
+from pipelines.features.hub_rounds.closing import NextRound
+from pipelines.features.hub_rounds.files import HubAwayError
+from pipelines.features.hub_rounds.reading import IncompleteError, RoundReader
+from pipelines.features.hub_rounds.statements import Pointer
+from pipelines.features.hub_rounds.stepping import ClosedRound
+
+logger = logging.getLogger(__name__)
+
+SECONDS_BEFORE_BYTES = 2.0
+"""From the deadline until a contribution's bytes may be seen: no pointer to a copy of them can be in time."""
+
+SECONDS_FOR_BYTES = 30.0
+"""From the deadline until they must be there, or a third of the window if that is less."""
+
+FIRST_POLL_SECONDS, LONGEST_POLL_SECONDS, POLL_GROWTH = 3.0, 60.0, 1.3
+SECONDS_BETWEEN_TRIES = 2.0
+SECONDS_BETWEEN_WORDS = 60.0
+KEPT_OFFERS = 2
+
+
+def seconds_for_bytes(window_seconds: float) -> float:
+    """Return how long after the deadline the bytes of a contribution must be there."""
+    return min(SECONDS_FOR_BYTES, window_seconds / 3)
+
+
+def polls(window_seconds: float) -> Iterator[float]:
+    """Yield the seconds to wait before each look for a round's list after its deadline; always longer, to a limit."""
+    seconds = min(FIRST_POLL_SECONDS, window_seconds / 8)
+    while True:
+        yield seconds
+        seconds = min(seconds * POLL_GROWTH, LONGEST_POLL_SECONDS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContributionOffer:
+    """A contribution that its peer offers to a round."""
+
+    pointer: Pointer
+    content: bytes
+
+
+class RoundExchange:
+    """Offers contributions and waits for lists, one round at a time. Close it, and it ends at the next answer."""
+
+    def __init__(self, reader: RoundReader, user: str, key: PublisherKey, window_seconds: float) -> None:
+        self._reader, self._files, self._key, self._window = reader, reader.files, key, window_seconds
+        self._bucket = reader.files.bucket_of(user)
+        self._executor = ThreadPoolExecutor(1, "round exchange")
+        self._stop = threading.Event()
+        self._future: Future[ClosedRound | None] | None = None
+        self._offers: list[str] = []
+        self.publish_seconds = 5.0
+        """How long it took to put the last pointer: the next is sent so long before the deadline."""
+
+    def begin(self, terms: NextRound, deadline: float, offer: ContributionOffer | None) -> None:
+        """Offer a contribution to a round, if there is one, and wait for its list; `deadline` by the Hub's clock."""
+        assert self._future is None, "one round at a time"
+        self._future = self._executor.submit(self._exchange, terms, deadline, offer)
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether a round was begun whose outcome nobody has taken."""
+        return self._future is not None
+
+    def outcome(self, most_seconds: float = 0.0) -> ClosedRound | None:
+        """Return the round that was begun, once it is closed; None: not yet, within so many seconds.
+
+        Raises what `RoundReader.closed_round` raises, except that it waits while the Hub is away.
+        """
+        if self._future is None or not wait([self._future], most_seconds).done:
+            return None
+        future, self._future = self._future, None
+        return future.result()
+
+    def close(self) -> None:
+        """End the thread."""
+        self._stop.set()
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+    def _exchange(self, terms: NextRound, deadline: float, offer: ContributionOffer | None) -> ClosedRound | None:
+        if offer is not None and self._put_pointer(offer, deadline):
+            self._wait_until(deadline + SECONDS_BEFORE_BYTES)
+            self._put_bytes(offer, deadline + seconds_for_bytes(self._window))
+        self._wait_until(deadline)
+        return self._wait_for_list(terms)
+
+    def _put_pointer(self, offer: ContributionOffer, deadline: float) -> bool:
+        started = self._files.clock()
+        text = signed_text(dataclasses.replace(offer.pointer, key=self._key.public), self._key)
+        if not self._put({self._files.pointer_path: text}, deadline):
+            logger.warning("The contribution to round %d was too late for its deadline.", offer.pointer.round)
+            return False
+        self.publish_seconds = max(1.0, self._files.clock() - started)
+        return True
+
+    def _put_bytes(self, offer: ContributionOffer, until: float) -> None:
+        path = self._files.offer_path(offer.pointer.round, offer.pointer.digest)
+        old = self._offers[:-KEPT_OFFERS]
+        if self._put({path: offer.content}, until, delete=old):
+            self._offers = [*self._offers[len(old) :], path]
+        else:
+            logger.warning("The bytes of the contribution to round %d came too late.", offer.pointer.round)
+
+    def _put(self, files: dict[str, bytes], until: float, *, delete: list[str] | None = None) -> bool:
+        """Put files by a time of the Hub's clock, however often it takes; OSError if the Hub refuses."""
+        while not self._stop.is_set():
+            try:
+                self._files.put(self._bucket, files, delete=delete)
+                return True
+            except HubAwayError as error:
+                logger.info("The Hub did not take a file: %s", error)
+                if self._files.clock() + SECONDS_BETWEEN_TRIES > until:
+                    return False
+                self._stop.wait(SECONDS_BETWEEN_TRIES)
+        return False
+
+    def _wait_until(self, moment: float) -> None:
+        while (rest := moment - self._files.clock()) > 0 and not self._stop.wait(min(rest, 1.0)):
+            pass
+
+    def _wait_for_list(self, terms: NextRound) -> ClosedRound | None:
+        waited, said_at = 0.0, SECONDS_BETWEEN_WORDS
+        for seconds in polls(self._window):
+            if self._stop.wait(seconds):
+                return None
+            waited += seconds
+            try:
+                # The next publisher of the list is heard once the one before it is late.
+                found = self._reader.closed_round(terms, 1 + int(waited / takeover_seconds(self._window)))
+            except (HubAwayError, IncompleteError) as error:
+                found = None
+                if waited >= said_at:
+                    logger.warning("Waiting for round %d; training goes on. %s", terms.round, error)
+                    said_at = waited + 5 * SECONDS_BETWEEN_WORDS
+            if found is not None:
+                return found
+        raise AssertionError("unreachable")
+
+
+def takeover_seconds(window_seconds: float) -> float:
+    """Return how long after a deadline the next publisher of the run's keys closes a round that is still open."""
+    return max(2 * seconds_for_bytes(window_seconds), 20.0)

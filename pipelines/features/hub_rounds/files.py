@@ -1,0 +1,193 @@
+"""The files of rounds on the Hub: where they lie, how they are put and taken, and what time it is there.
+
+A file costs one resolver request to take and none of the API's; the real Hub allows 5,000 of the former in 5 minutes
+and 1,000 of the latter. What is put is visible as a whole or not at all.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from urllib.parse import quote
+
+import httpx2
+from huggingface_hub import HfApi
+from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
+
+from hub_tools.endpoint import current_endpoint
+from hub_tools.one_line_errors import explain_error
+from pipelines.core.run.training_run import TrainingRun
+
+logger = logging.getLogger(__name__)
+
+NEWEST = "newest.json"
+POINTER = "now.json"
+SECONDS_OF_A_FILE = 120.0
+"""How long one file may take, however slowly its bytes come."""
+
+MOST_BUCKETS = 10_000
+
+
+class HubAwayError(ConnectionError):
+    """The Hub did not answer as it should: the same may succeed later."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """A file as the Hub has sent it."""
+
+    content: bytes
+    etag: str
+    modified: float | None
+    """When it was put, by the Hub's clock, in seconds since 1970; None: the Hub does not say."""
+
+    xet_hash: str
+    """The Hub's name of the content, with which it copies it; empty: it has told none."""
+
+
+class HubClock:
+    """The Hub's time, by the answer that came fastest: this machine's own clock may be hours wrong, or be set."""
+
+    def __init__(self) -> None:
+        self._ahead, self._error, self._lock = time.time() - time.monotonic(), float("inf"), threading.Lock()
+
+    def __call__(self) -> float:
+        """Return seconds since 1970."""
+        return time.monotonic() + self._ahead
+
+    def note(self, date: str | None, sent: float, received: float) -> None:
+        """Take the `Date` of an answer into account; `sent` and `received` are `time.monotonic`."""
+        if date is None:
+            return
+        try:
+            seconds = parsedate_to_datetime(date).timestamp() + 0.5  # it has whole seconds
+        except (ValueError, TypeError):
+            return
+        error = (received - sent) / 2 + 0.5
+        ahead = seconds - (sent + received) / 2
+        with self._lock:
+            # What is known gets old: clocks drift, and a machine that has slept may have stood still.
+            if error <= self._error or abs(ahead - self._ahead) > error + self._error:
+                self._ahead, self._error = ahead, error
+
+
+class RoundFiles:
+    """The files of one generation of a run. Any thread may use it.
+
+    `run_bucket` has the lists, and copies of the contributions that count; each volunteer's own bucket what he offers.
+    """
+
+    def __init__(self, repository: str, run: TrainingRun) -> None:
+        self.run_bucket = run.bucket
+        self.clock = HubClock()
+        self._prefix = f"{run.run_id}/generation-{run.generation}"
+        self._namespace, _, self._name = repository.partition("/")
+
+    def bucket_of(self, user: str) -> str:
+        """Return the bucket in which a user offers his contributions."""
+        return f"{self._namespace}/{self._name}-{user}"
+
+    def list_path(self, publisher: str, number: int | None) -> str:
+        """Return where a publisher, by the fingerprint of its key, puts the list of a round; None: its newest."""
+        return f"{self._prefix}/rounds/{publisher}/{NEWEST if number is None else f'{number:08d}.json'}"
+
+    def copy_path(self, number: int, digest: str) -> str:
+        """Return where the run's bucket has a contribution that counts in a round."""
+        return f"{self._prefix}/contributions/{number:08d}/{digest}"
+
+    def offer_path(self, number: int, digest: str) -> str:
+        """Return where a volunteer's own bucket has it."""
+        return f"{self._prefix}/offers/{number:08d}-{digest}"
+
+    @property
+    def pointer_path(self) -> str:
+        """Where a volunteer's bucket says what he offers."""
+        return f"{self._prefix}/{POINTER}"
+
+    def make_bucket(self, user: str, *, private: bool) -> None:
+        """Create a user's bucket if it is not there. Raises what `put` raises."""
+        with _errors_named(self.bucket_of(user)):
+            HfApi().create_bucket(self.bucket_of(user), private=private, exist_ok=True)
+
+    def volunteers(self) -> list[str]:
+        """Return the users who have a bucket for this run. Raises HubAwayError, OSError."""
+        start = f"{self._namespace}/{self._name}-"
+        with _errors_named(self._namespace):
+            found = []
+            for number, bucket in enumerate(HfApi().list_buckets(namespace=self._namespace, search=self._name)):
+                if number >= MOST_BUCKETS:
+                    logger.warning("%s has more than %d buckets; the rest is not read.", self._namespace, MOST_BUCKETS)
+                    break
+                if bucket.id.startswith(start) and bucket.id != self.run_bucket:
+                    found.append(bucket.id.removeprefix(start))
+        return found
+
+    def put(self, bucket: str, files: Mapping[str, bytes], *, delete: list[str] | None = None) -> None:
+        """Put files into a bucket, all or none, and then delete others.
+
+        Raises:
+            HubAwayError: the Hub does not answer.
+            OSError: it refuses: the bucket is missing, full, or not this user's.
+        """
+        with _errors_named(bucket):
+            HfApi().batch_bucket_files(bucket, add=[(content, path) for path, content in files.items()], delete=delete)
+
+    def copy(self, bucket: str, files: Mapping[str, str]) -> None:
+        """Have the Hub copy contents, by their `xet_hash`, from another bucket into the run's."""
+        copies = [("bucket", bucket, xet_hash, path) for path, xet_hash in files.items()]
+        with _errors_named(self.run_bucket):
+            HfApi().batch_bucket_files(self.run_bucket, copy=copies)
+
+    def take(self, bucket: str, path: str, most_bytes: int, *, etag: str = "") -> Found | None:
+        """Take a file; None if it is not there, or still the one with this `etag`.
+
+        Raises:
+            HubAwayError: the Hub does not answer, or not in time.
+            OSError, ValueError: it refuses, or the file has more than `most_bytes`.
+        """
+        url = f"{current_endpoint()}/buckets/{bucket}/resolve/{quote(path)}"
+        headers = build_hf_headers() | {"Accept-Encoding": "identity"} | ({"If-None-Match": etag} if etag else {})
+        with _errors_named(bucket):
+            sent = time.monotonic()
+            with get_session().stream("GET", url, headers=headers) as answer:
+                self.clock.note(answer.headers.get("date"), sent, time.monotonic())
+                if answer.status_code in (304, 404):
+                    return None
+                if answer.status_code >= 400:
+                    answer.read()
+                hf_raise_for_status(answer)
+                content = bytearray()
+                for part in answer.iter_raw():
+                    content += part
+                    if len(content) > most_bytes:
+                        raise ValueError(f"{path} has more than {most_bytes} bytes")
+                    if time.monotonic() > sent + SECONDS_OF_A_FILE:
+                        raise TimeoutError(f"{path} took more than {SECONDS_OF_A_FILE:.0f} s")
+        return Found(
+            content=bytes(content),
+            etag=answer.headers.get("etag", ""),
+            modified=_seconds(answer.headers.get("last-modified")),
+            xet_hash=answer.headers.get("x-xet-hash", ""),
+        )
+
+
+def _seconds(date: str | None) -> float | None:
+    try:
+        return None if date is None else parsedate_to_datetime(date).timestamp()
+    except (ValueError, TypeError):
+        return None
+
+
+@contextmanager
+def _errors_named(place: str) -> Iterator[None]:
+    """Turn what the client raises into HubAwayError or OSError; Xet's part of it raises RuntimeError."""
+    from hub_tools.hub_client import is_outage
+
+    try:
+        yield
+    except (OSError, httpx2.HTTPError, RuntimeError, KeyError, TypeError) as error:
+        said = f"{place}: {explain_error(error).rstrip('.')}."
+        raise (HubAwayError(said) if is_outage(error) else OSError(said)) from error

@@ -1,0 +1,140 @@
+"""Reading closed rounds from the Hub: what peers, newcomers, further closers and auditors do alike."""
+
+import hashlib
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+from pipelines.core.signing.signed_statement import StatementRefusedError, read_statement
+from pipelines.features.hub_rounds.closing import NextRound, fault_of
+from pipelines.features.hub_rounds.files import RoundFiles
+from pipelines.features.hub_rounds.statements import RoundList, fingerprint
+from pipelines.features.hub_rounds.stepping import ClosedRound, FalseListError, ReplayedState
+
+logger = logging.getLogger(__name__)
+
+FILES_AT_ONCE = 8
+
+
+class OtherStateError(ValueError):
+    """The publisher that comes first has gone on from another state than this process has."""
+
+
+class IncompleteError(OSError):
+    """A list names a contribution that the run's bucket does not have, or not yet."""
+
+
+class RoundReader:
+    """Takes lists and their contributions. `publishers` returns the keys of those who may close rounds, in order."""
+
+    def __init__(self, files: RoundFiles, most_members: int, publishers: Callable[[], Iterable[str]]) -> None:
+        self.files, self._most_members, self._publishers = files, most_members, publishers
+        self._newest: dict[str, tuple[str, RoundList]] = {}
+        self.liars: set[str] = set()
+        """Keys that have signed a false list: they no longer close rounds for this process."""
+
+    def publishers(self) -> list[str]:
+        """Return the keys of those whose lists count, in order."""
+        return [key for key in self._publishers() if key not in self.liars]
+
+    def newest(self, key: str) -> RoundList | None:
+        """Return the newest list of a publisher; None: there is none, or what is there is not its own.
+
+        Raises what `RoundFiles.take` raises.
+        """
+        etag, known = self._newest.get(key, ("", None))
+        found = self.files.take(
+            self.files.run_bucket, self.files.list_path(fingerprint(key), None), RoundList.MOST_BYTES, etag=etag
+        )
+        if found is None:
+            return known
+        if (read := self._read(found.content, key)) is not None:
+            self._newest[key] = (found.etag, read)
+        return read
+
+    def present(self) -> RoundList | None:
+        """Return the newest list of the first publisher that has one."""
+        return next((found for key in self.publishers() if (found := self.newest(key)) is not None), None)
+
+    def list_of(self, key: str, number: int) -> RoundList | None:
+        """Return a publisher's list of a round; None, and raises, as `newest`."""
+        path = self.files.list_path(fingerprint(key), number)
+        found = self.files.take(self.files.run_bucket, path, RoundList.MOST_BYTES)
+        return None if found is None else self._read(found.content, key)
+
+    def closed_round(self, terms: NextRound, most_publishers: int | None = None) -> ClosedRound | None:
+        """Return the round that these terms are of, if one of the first so many publishers has closed it.
+
+        Raises:
+            OtherStateError: a publisher before it has gone on from another state.
+            IncompleteError: a contribution is missing.
+            HubAwayError, OSError: the Hub does not answer, or refuses.
+        """
+        for key in self.publishers()[:most_publishers]:
+            if (closed := self._list_of(key, terms)) is None:
+                continue
+            if closed.previous != terms.state:
+                raise OtherStateError(
+                    f"round {closed.round} of the publisher {fingerprint(key)} goes on from the state "
+                    f"{closed.previous[:12]}; this process has {terms.state[:12]}"
+                )
+            if (fault := fault_of(closed, terms, self._most_members)) is not None:
+                self.accuse(key, fault)
+                continue
+            return ClosedRound(closed=closed, contents=self._contents(closed))
+        return None
+
+    def accuse(self, key: str, fault: str) -> None:
+        """Let a publisher's lists no longer count."""
+        logger.warning("The publisher %s of this run has closed a round falsely: %s.", fingerprint(key), fault)
+        self.liars.add(key)
+
+    def _list_of(self, key: str, terms: NextRound) -> RoundList | None:
+        newest = self.newest(key)
+        if newest is None or newest.round < terms.round - 1:
+            return None
+        if newest.round == terms.round - 1:
+            if newest.state != terms.state:
+                raise OtherStateError(
+                    f"round {newest.round} of the publisher {fingerprint(key)} led to the state {newest.state[:12]}; "
+                    f"this process has {terms.state[:12]}"
+                )
+            return None
+        if newest.round == terms.round:
+            return newest
+        return self.list_of(key, terms.round)
+
+    def _read(self, content: bytes, key: str) -> RoundList | None:
+        try:
+            read = read_statement(RoundList, content)
+        except StatementRefusedError as error:
+            logger.info("A list of a round is passed over: %s.", error)
+            return None
+        return read if read.key == key else None
+
+    def _contents(self, closed: RoundList) -> tuple[bytes, ...]:
+        def take(digest: str, size: int) -> bytes:
+            found = self.files.take(self.files.run_bucket, self.files.copy_path(closed.round, digest), size)
+            if found is None or hashlib.sha256(found.content).hexdigest() != digest:
+                raise IncompleteError(f"the contribution {digest[:12]} to round {closed.round} is not there")
+            return found.content
+
+        wanted: Mapping[str, int] = {member.pointer.digest: member.pointer.size for member in closed.members}
+        with ThreadPoolExecutor(FILES_AT_ONCE, "contributions") as executor:
+            return tuple(executor.map(take, wanted.keys(), wanted.values()))
+
+
+def replayed(reader: RoundReader, state: ReplayedState) -> Iterator[ClosedRound]:
+    """Follow the rounds that were closed since the state, one after the other; yield each once the state is there.
+
+    Raises:
+        FalseListError: a list is false; its publisher no longer counts, and the state must be restored.
+        OtherStateError, HubAwayError, OSError: as `RoundReader.closed_round`.
+    """
+    while (closed := reader.closed_round(state.terms())) is not None:
+        try:
+            state.follow(closed)
+        except FalseListError as error:
+            reader.accuse(closed.closed.key, str(error))
+            raise
+        yield closed
