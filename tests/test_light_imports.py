@@ -33,6 +33,20 @@ num_asked = ask_for_help(typer.main.get_command(app), [])
 print(json.dumps([num_asked, sorted({set(HEAVY)!r} & set(sys.modules))]))
 """
 
+WITHOUT_HIVEMIND = """
+import importlib, sys
+sys.modules["hivemind"] = None
+for name in (
+    "core.run.task", "features.publishing.auxiliary.assembly", "features.publishing.auxiliary.auxiliary_peer",
+    "features.publishing.auxiliary.publishing.hub_publisher", "features.publishing.metrics.run_metrics",
+    "features.publishing.publishable_task", "features.publishing.repository.run_bucket",
+    "features.publishing.repository.snapshot",
+):
+    importlib.import_module(f"pipelines.{name}")
+for open_kind in importlib.import_module("pipelines.tasks.choice").TASKS.values():
+    open_kind()
+"""
+
 
 def answer(code: str, module: str):
     """Run code in a fresh interpreter and return the JSON that it prints."""
@@ -51,6 +65,11 @@ def test_the_help_of_every_command_loads_no_heavy_library(module):
     num_asked, loaded = answer(LOADED_AFTER_EVERY_HELP, module)
     assert num_asked > 10
     assert loaded == []
+
+
+def test_what_publishes_a_run_needs_no_hivemind():
+    loaded = subprocess.run([sys.executable, "-c", WITHOUT_HIVEMIND], capture_output=True, text=True, timeout=120)
+    assert loaded.returncode == 0, loaded.stderr
 
 
 def test_a_heavy_import_would_be_seen():

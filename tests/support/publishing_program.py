@@ -19,8 +19,7 @@ from hub_tools.endpoint import prepare_hub_client
 from pipelines.core.optimizers.choice import optimizer_parts
 from pipelines.core.signing.publisher_keys import PublisherKey
 from pipelines.core.state.checkpoint_tensors import RunState
-from pipelines.core.swarm.peer_records import PeerMetrics
-from pipelines.core.swarm.records import Reporter
+from pipelines.core.swarm.peer_records import PeerMetrics, Reporter
 from pipelines.features.publishing.auxiliary.auxiliary_options import AuxiliaryOptions
 from pipelines.features.publishing.auxiliary.publishing.bucket_publisher import BucketPublisher
 from pipelines.features.publishing.auxiliary.publishing.checkpoint_writing import write_checkpoint

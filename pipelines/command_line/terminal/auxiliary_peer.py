@@ -94,7 +94,7 @@ def _assist(
         ) as assistance:
             peer = assistance.peer
             try:
-                with repeated(partial(names.read, peer.records), SECONDS_BETWEEN_NAMES, "peer-names"):
+                with repeated(partial(names.read, assistance.records), SECONDS_BETWEEN_NAMES, "peer-names"):
                     _show_assistance(console, status, peer.follow(assistance.stop), assistance.trackers, events)
             except RunRolledBackError as error:
                 console.print(f"{error} Starting again.")

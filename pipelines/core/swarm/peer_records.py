@@ -1,9 +1,15 @@
-"""The records of the core: what trainers and the peers that keep a run's state publish about themselves."""
+"""The records of the core: what trainers and the peers that keep a run's state publish about themselves.
+
+Without hivemind: what is made of them, such as a run's metrics, does not need it.
+"""
+
+from dataclasses import dataclass
 
 # hivemind's schemas are made of pydantic 1 models; a pydantic 2 model fails inside its validator.
 from pydantic.v1 import BaseModel, StrictBool, conbytes, confloat, conint, conlist, constr
 
-from pipelines.core.swarm.record_limits import MOST_COUNTED
+MOST_COUNTED = 2**53
+"""JSON, Parquet and a float64 hold all whole numbers up to here exactly."""
 
 Count = conint(ge=0, le=MOST_COUNTED, strict=True)
 """Bounded, because other readers must not fail because of one record."""
@@ -50,6 +56,20 @@ class PeerMetrics(BaseModel):
     num_incomplete_rounds: Count = 0
     num_withheld: Count = 0
     suspects: conlist(SuspectRecord, max_items=MAX_SUSPECTS) = []
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reporter:
+    """Who stands behind a peer's figures."""
+
+    user: str
+    """The admitted user; in an open run the peer itself."""
+
+    sender: str
+    """The peer's name in the figures of others, see `sender_name`."""
+
+    device: str = ""
+    """What the peer says that it computes on; empty: it has not said."""
 
 
 class PeerIntroduction(BaseModel):

@@ -24,6 +24,7 @@ from hivemind.utils.timed_storage import TimedStorage, ValueWithExpiration
 from pipelines.core.admission.dht_gate import CALLER
 from pipelines.core.admission.record_owners import key_of, owner_of
 from pipelines.core.admission.tokens import is_record_key
+from pipelines.core.swarm.peer_records import MOST_COUNTED
 
 MOST_BYTES = 8192
 """Of a signed record; an auxiliary peer's sixteen addresses take 4 kB."""
@@ -33,9 +34,6 @@ MOST_SECONDS = 86_400.0
 
 MOST_CLOCK_SECONDS = 300.0
 """By how much the clocks of honest peers may differ; the doctor warns long before."""
-
-MOST_COUNTED = 2**53
-"""JSON, Parquet and a float64 hold all whole numbers up to here exactly."""
 
 MOST_SAMPLES_PER_SECOND = 1e9
 

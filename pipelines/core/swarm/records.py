@@ -26,6 +26,7 @@ from pipelines.core.swarm.peer_records import (
     AuxiliaryStatus,
     PeerIntroduction,
     PeerMetrics,
+    Reporter,
     SearchRecord,
     StateRecord,
 )
@@ -77,20 +78,6 @@ class ProgressReport:
     progress: LocalTrainingProgress
     valid_until: float
     """DHT time. A peer renews its record before half of its lifetime has passed: one that does not has left."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Reporter:
-    """Who stands behind a peer's figures."""
-
-    user: str
-    """The admitted user; in an open run the peer itself."""
-
-    sender: str
-    """The peer's name in the figures of others, see `sender_name`."""
-
-    device: str = ""
-    """What the peer says that it computes on; empty: it has not said."""
 
 
 class _Tokens(BaseModel):

@@ -3,8 +3,7 @@
 # hivemind's schemas are made of pydantic 1 models; a pydantic 2 model fails inside its validator.
 from pydantic.v1 import BaseModel, confloat, conint, conlist, constr
 
-from pipelines.core.swarm.peer_records import Count, Measured
-from pipelines.core.swarm.record_limits import MOST_COUNTED
+from pipelines.core.swarm.peer_records import MOST_COUNTED, Count, Measured
 from pipelines.core.swarm.records import RecordKind
 
 Whole = conint(ge=0, le=2**31, strict=True)

@@ -9,14 +9,13 @@ from pathlib import Path
 import torch
 
 from hub_tools.run_files import REEL_FOLDER
-from pipelines.core.admission.client import PeerAdmission
-from pipelines.core.admission.dht_gate import SwarmDHT
 from pipelines.core.run.versions import package_version
 from pipelines.core.signing.publisher_keys import PublisherKey
 from pipelines.features.publishing.auxiliary.auxiliary_options import AuxiliaryOptions, sole_user
 from pipelines.features.publishing.auxiliary.auxiliary_peer import AuxiliaryPeer
 from pipelines.features.publishing.auxiliary.evaluating.checkpoint_evaluator import CheckpointEvaluator
 from pipelines.features.publishing.auxiliary.evaluating.held_out_evaluation import HeldOutEvaluation
+from pipelines.features.publishing.auxiliary.following import Follow
 from pipelines.features.publishing.auxiliary.publishing.bucket_publisher import BucketPublisher
 from pipelines.features.publishing.auxiliary.publishing.commit_budget import CommitBudget
 from pipelines.features.publishing.auxiliary.publishing.hub_publisher import HubPublisher
@@ -34,12 +33,9 @@ SECONDS_BESIDE_A_BUCKET = 3600.0
 
 @contextlib.contextmanager
 def assembled_auxiliary_peer(
-    repository: str, task: PublishableTask, dht: SwarmDHT, options: AuxiliaryOptions, *, admission: PeerAdmission | None
+    repository: str, task: PublishableTask, follow: Follow, options: AuxiliaryOptions
 ) -> Iterator[tuple[AuxiliaryPeer, Trackers]]:
-    """Yield the auxiliary peer with all its parts. Enter it in the main thread; `dht` comes from `open_dht`.
-
-    `admission` is this peer's; None: nothing is checked.
-    """
+    """Yield the auxiliary peer with all its parts, following its run as `follow` does. Enter it in the main thread."""
     run = task.run
     folder = options.generation_folder(run.generation)
     find_organiser = needed_organiser if options.organiser_key_file else organiser_here
@@ -84,16 +80,14 @@ def assembled_auxiliary_peer(
         )
         peer = AuxiliaryPeer(
             task,
-            dht,
+            stack.enter_context(contextlib.closing(follow(publisher, evaluation.loss_of))),
             publisher,
             worker,
-            admission=admission,
             package_version=package_version(),
             options=options,
-            evaluate=evaluation.loss_of,
             evaluator=evaluator,
         )
-        yield stack.enter_context(peer), trackers
+        yield peer, trackers
 
 
 def snapshot_tasks(

@@ -4,6 +4,7 @@ import contextlib
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -14,10 +15,13 @@ from pipelines.core.peer.training_peer import RunFinishedError, finished_message
 from pipelines.core.swarm.forks import set_aside_what_exists
 from pipelines.core.swarm.network_options import NetworkOptions
 from pipelines.core.swarm.node import SwarmUnreachableError, open_dht
+from pipelines.core.swarm.records import SwarmRecords
+from pipelines.features.all_records import ALL_RECORDS
 from pipelines.features.publishing.auxiliary.assembly import assembled_auxiliary_peer
 from pipelines.features.publishing.auxiliary.auxiliary_options import AuxiliaryOptions
 from pipelines.features.publishing.auxiliary.auxiliary_peer import AuxiliaryPeer
 from pipelines.features.publishing.auxiliary.entry_keeping import entered_run, tell_strangers
+from pipelines.features.publishing.auxiliary.swarm_following import SwarmFollowing
 from pipelines.features.publishing.metrics.trackers import Trackers
 from pipelines.features.publishing.publishable_task import OpenTask
 from pipelines.features.publishing.repository.run_bucket import newest_checkpoint
@@ -30,6 +34,7 @@ class Assistance:
 
     peer: AuxiliaryPeer
     trackers: Trackers
+    records: SwarmRecords
     stop: threading.Event
     """Ends `peer.follow(stop)` when it is set, from any thread."""
 
@@ -75,16 +80,16 @@ def assist_run(
             on_event("starting anew")
             dht = stack.enter_context(open_dht(repository, (), network, **how))
         tell_strangers(dht, run, admission)
-        peer, trackers = stack.enter_context(
-            assembled_auxiliary_peer(repository, task, dht, options, admission=admission)
-        )
+        records = SwarmRecords(dht, run.swarm_id, admission=admission, kinds=ALL_RECORDS)
+        reached, may_help = signed_epoch(snapshot), options.helps_averaging
+        follow = partial(SwarmFollowing, task, dht, records, reached_epoch=reached, may_help=may_help)
+        peer, trackers = stack.enter_context(assembled_auxiliary_peer(repository, task, follow, options))
         stop = stack.enter_context(stop_on_signals()) if takes_signals else threading.Event()
         admission.on_refusal(stop.set)
-        peer.optimizer.state_transfer.reached_epoch = signed_epoch(snapshot)
         epoch = peer.restore(newest_checkpoint(snapshot, task))
         on_event("assisting", run=run, epoch=epoch, addresses=peer.announce())
         if not peer.publisher.is_listed:
             on_event(
                 "unlisted", key=peer.publisher.key.public, entry=peer.publisher.keys.find(peer.publisher.key.public)
             )
-        yield Assistance(peer=peer, trackers=trackers, stop=stop)
+        yield Assistance(peer=peer, trackers=trackers, records=records, stop=stop)

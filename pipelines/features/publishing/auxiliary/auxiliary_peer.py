@@ -1,35 +1,24 @@
-"""The auxiliary peer: follows the run without training, keeps its state, serves newcomers, publishes checkpoints.
+"""The auxiliary peer: follows the run without training, keeps its state, publishes checkpoints.
 
-It listens to the rounds and steps by itself, see `anchor`. hivemind's `auxiliary=True` optimizer takes part in rounds
-as a full peer and refuses to serve its state, so that a run whose trainers all die would be lost.
+How it keeps up with its run depends on the run's wire, see `following`; what it publishes does not.
 """
 
-import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
-from pipelines.core.admission.client import PeerAdmission
-from pipelines.core.admission.dht_gate import SwarmDHT
-from pipelines.core.epoch.assembly import make_optimizer
 from pipelines.core.state.checkpoint_tensors import RunState, load_training_state
-from pipelines.core.swarm.node import visible_addresses
 from pipelines.core.swarm.peer_records import AuxiliaryStatus
-from pipelines.core.swarm.records import SwarmRecords
 from pipelines.core.swarm_time import SWARM_TIME
-from pipelines.features.all_records import ALL_RECORDS
-from pipelines.features.anchors.anchor import Anchor, Evaluate
 from pipelines.features.publishing.auxiliary.auxiliary_options import AuxiliaryOptions
 from pipelines.features.publishing.auxiliary.evaluating.checkpoint_evaluator import (
     CheckpointEvaluator,
     EvaluationOutcome,
 )
-from pipelines.features.publishing.auxiliary.ledger_keeper import LedgerKeeper, ledger_options
+from pipelines.features.publishing.auxiliary.following import Following
 from pipelines.features.publishing.auxiliary.publishing.checkpoint_writing import write_checkpoint
 from pipelines.features.publishing.auxiliary.publishing.hub_publisher import HubPublisher
 from pipelines.features.publishing.auxiliary.publishing.publication_spool import PublicationSpool
@@ -39,7 +28,7 @@ from pipelines.features.publishing.auxiliary.publishing.publisher_election impor
     elect,
     proven_keys,
 )
-from pipelines.features.publishing.auxiliary.side_threads import PublishingThread, RoundThread
+from pipelines.features.publishing.auxiliary.side_threads import PublishingThread
 from pipelines.features.publishing.auxiliary.snapshot_tasks import SnapshotWorker
 from pipelines.features.publishing.metrics.epoch_summary import EpochSummary, should_publish
 from pipelines.features.publishing.metrics.stalls import StallNews, StallWatch
@@ -58,7 +47,7 @@ MAX_ADDRESSES = 16
 
 @dataclass(frozen=True, kw_only=True)
 class AuxiliaryReport:
-    """What the auxiliary peer saw and did in one poll of the swarm."""
+    """What the auxiliary peer saw and did in one poll of the run."""
 
     held_epoch: int
     published_epoch: int
@@ -88,99 +77,41 @@ class AuxiliaryReport:
 
 
 class AuxiliaryPeer:
-    """Follows a run and publishes it. Use as a context manager around `restore` and `follow`."""
+    """Follows a run and publishes it. Call `restore` and `announce` before `follow`."""
 
     def __init__(
         self,
         task: PublishableTask,
-        dht: SwarmDHT,
+        following: Following,
         publisher: HubPublisher,
         worker: SnapshotWorker,
         *,
-        admission: PeerAdmission | None,
         package_version: str,
         options: AuxiliaryOptions,
-        evaluate: Callable[[torch.nn.Module], float | None] = lambda _model: None,
         evaluator: CheckpointEvaluator | None = None,
     ) -> None:
-        """`evaluate` returns a model's held-out loss, None if it has no data for that; `evaluator`: see there."""
         self.task, self.run, self.publisher, self.metrics = task, task.run, publisher, publisher.metrics
-        self.model = task.new_model()
-        self.records = SwarmRecords(dht, self.run.swarm_id, admission=admission, kinds=ALL_RECORDS)
-        self._dht, self._worker, self._package_version = dht, worker, package_version
+        self.following, self._worker, self._package_version = following, worker, package_version
         self._options, self._evaluator = options, evaluator
-        self._candidacy = candidacy(publisher.key, self.run.swarm_id, self.records.owner)
+        self._candidacy = candidacy(publisher.key, self.run.swarm_id, following.owner)
         self._publishing = PublishingThread(publisher, options.retry_seconds)
-        self._addresses = visible_addresses(dht)[:MAX_ADDRESSES]
+        self._addresses = following.addresses[:MAX_ADDRESSES]
         self._next_spooling = 0.0
         self._over_since: float | None = None
         self._stalls = StallWatch(point["epoch_seconds"] for point in self.metrics.history())
-        self._evaluate: Evaluate = lambda: evaluate(self.model)
-
-    def __enter__(self) -> "AuxiliaryPeer":
-        self.records.open()
-        key, keys = self.publisher.key, self.publisher.anchor_keys
-        self.optimizer = make_optimizer(
-            run=self.run,
-            dht=self._dht,
-            model=self.model,
-            records=self.records,
-            anchor_keys=keys,
-            own_anchor_key=key.public,
-            listens=True,
-            may_help=self._options.helps_averaging,
-            children=self._dht.children,
-            verbose=logger.isEnabledFor(logging.DEBUG),
-        )
-        self.training_state = self.optimizer.state
-        self._anchor = Anchor(
-            self.optimizer, self.records, key, may_sign=lambda: key.public in keys(), evaluate=self._evaluate
-        )
-        self._rounds = RoundThread(self._anchor.keep_up)
-        self.optimizer.state_transfer.is_to_stop = self._rounds.is_stopping
-        self._ledger = self._open_ledger()
-        return self
-
-    def _open_ledger(self) -> contextlib.AbstractContextManager:
-        """Return the keeper of the ledger; of nothing, if the run's data has no blocks."""
-        order = self.task.block_order()
-        if order is None:
-            return contextlib.nullcontext()
-        keeper = LedgerKeeper(
-            self.run,
-            order,
-            ledger_options(self.run, self.task.sample_weight),
-            self.metrics.folder,
-            self.records,
-            self._anchor.rounds,
-            self.publisher.key,
-            self._decides,
-        )
-        self.metrics.companion = keeper
-        return keeper
-
-    def _decides(self) -> bool:
-        """Whether this peer is the anchor that says which state the run has, and what is trained on next."""
-        keys = list(self.publisher.anchor_keys())
-        before = self.optimizer.state_transfer.look_at_anchors().present
-        return self.publisher.key.public in keys and before is None
-
-    def __exit__(self, *exception: object) -> None:
-        self.optimizer.shutdown()
 
     @property
     def held_epoch(self) -> int:
         """Epoch of the state that this peer keeps and serves."""
-        return self.training_state.state_epoch
+        return self.following.state.state_epoch
 
     def restore(self, folder: Path | None) -> int:
         """Load a checkpoint's folder, if there is one, and start serving the state; return its epoch."""
+        state = self.following.state
         if folder is not None:
-            with self.training_state.lock:
-                state = load_training_state(folder, self.model, self.training_state.optimizer)
-                self.training_state.set_epoch(state.epoch)
-            self.optimizer.begin_epoch()
-        self.optimizer.share_state()
+            with state.lock:
+                state.set_epoch(load_training_state(folder, self.following.model, state.optimizer).epoch)
+        self.following.begin()
         return self.held_epoch
 
     def announce(self) -> tuple[str, ...]:
@@ -193,14 +124,14 @@ class AuxiliaryPeer:
         return self.publisher.entry_addresses
 
     def follow(self, stop: threading.Event, poll_seconds: float = 1.0) -> Iterator[AuxiliaryReport]:
-        """Poll the swarm until `stop` is set or the finished run has been published, and evaluated if it is to be.
+        """Poll the run until `stop` is set or the finished run has been published, and evaluated if it is to be.
 
         Whoever trains has some seconds to hear that the last state is signed, and to leave.
 
         Raises:
             RunRolledBackError: the run has started a new generation.
         """
-        with self._publishing, self._rounds, self._ledger:
+        with self._publishing, self.following.keeping_up():
             while not stop.is_set():
                 report = self.look()
                 yield report
@@ -216,21 +147,20 @@ class AuxiliaryPeer:
         return report.num_trainers == 0 or time.monotonic() > self._over_since + SECONDS_TO_HEAR
 
     def look(self) -> AuxiliaryReport:
-        """Poll the swarm once: record its figures, put due checkpoints in the spool."""
-        figures = self.records.metrics()
-        reporters = self.records.reporters(figures)
-        summary = self.metrics.observe(figures, reporters, self._anchor.rounds, SWARM_TIME(), self.held_epoch)
+        """Poll the run once: record its figures, put due checkpoints in the spool."""
+        figures, reporters = self.following.figures()
+        summary = self.metrics.observe(figures, reporters, self.following.rounds, SWARM_TIME(), self.held_epoch)
         self._elect()
         if self.publisher.is_elected:
             self._spool_if_due()
             self._start_snapshot_work()
         self._announce_status()
-        progress = self.records.progress()
+        epochs = self.following.trainer_epochs()
         return AuxiliaryReport(
             held_epoch=self.held_epoch,
             published_epoch=self.publisher.published_epoch,
-            swarm_epoch=max([self.held_epoch, *(record.epoch for record in progress.values())]),
-            num_trainers=len(progress),
+            swarm_epoch=max([self.held_epoch, *epochs]),
+            num_trainers=len(epochs),
             summary=summary,
             published=self.publisher.take_last_commit(),
             is_publisher=self.publisher.is_elected,
@@ -238,7 +168,7 @@ class AuxiliaryPeer:
             num_waiting=len(self.publisher.spool.entries()),
             evaluation=self._evaluator.look() if self._evaluator else None,
             evaluating_epoch=self._evaluator.current_epoch if self._evaluator else None,
-            stall=self._look_for_stall(len(progress)),
+            stall=self._look_for_stall(len(epochs)),
         )
 
     def finish(self) -> str | None:
@@ -271,14 +201,13 @@ class AuxiliaryPeer:
             publisher_key=self._candidacy.public_key,
             publisher_proof=self._candidacy.proof,
         )
-        self.records.publish_auxiliary(status, lifetime_seconds=self._options.takeover_seconds)
+        self.following.announce(status, lifetime_seconds=self._options.takeover_seconds)
 
     def _elect(self) -> None:
-        """Decide who publishes, from the records of the live auxiliary peers."""
+        """Decide who publishes, from what the live auxiliary peers announce."""
         others = {
             owner: (status, Candidacy(public_key=status.publisher_key, proof=status.publisher_proof))
-            for owner, status in self.records.auxiliaries().items()
-            if owner != self.records.owner
+            for owner, status in self.following.others().items()
         }
         proven = proven_keys(((owner, item) for owner, (_, item) in others.items()), self.run.swarm_id)
         listed = self.publisher.keys.holders(PUBLISHER, at=SWARM_TIME())
@@ -316,7 +245,8 @@ class AuxiliaryPeer:
             self._next_spooling = time.monotonic() + DISK_RETRY_SECONDS
 
     def _spool(self, spool: PublicationSpool) -> None:
-        with self._rounds.paused(), self.training_state.at_rest():
+        following = self.following
+        with following.paused(), following.state.at_rest():
             state = RunState(
                 run_id=self.run.run_id,
                 epoch=self.held_epoch,
@@ -325,11 +255,11 @@ class AuxiliaryPeer:
             )
             spool.add(
                 state.epoch,
-                lambda folder: write_checkpoint(folder, self.task, self.model, self.training_state.optimizer, state),
+                lambda folder: write_checkpoint(folder, self.task, following.model, following.state.optimizer, state),
             )
 
     def _start_snapshot_work(self) -> None:
         if self._worker.due(self.held_epoch, self.run.num_epochs):
-            with self._rounds.paused(), self.training_state.at_rest():
+            with self.following.paused(), self.following.state.at_rest():
                 tasks = self._worker.due(self.held_epoch, self.run.num_epochs)
-                self._worker.start(tasks, self.held_epoch, self.model)
+                self._worker.start(tasks, self.held_epoch, self.following.model)

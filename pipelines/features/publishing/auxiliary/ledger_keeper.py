@@ -17,7 +17,8 @@ from pipelines.core.run.spans import Span
 from pipelines.core.run.training_run import TrainingRun
 from pipelines.core.signing.publisher_keys import PublisherKey
 from pipelines.core.state.anchors import SECONDS_FRESH
-from pipelines.core.swarm.records import Reporter, SwarmRecords
+from pipelines.core.swarm.peer_records import Reporter
+from pipelines.core.swarm.records import SwarmRecords
 from pipelines.features.ledger.gradient_files import SignedGradient, newest, read_gradients, write_gradients
 from pipelines.features.ledger.ledger import Ledger, LedgerOptions
 from pipelines.features.ledger.ledger_files import (

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple, Protocol
 from hub_tools.atomic_files import write_text_whole
 from hub_tools.run_files import SUMMARY_FILE
 from pipelines.core.run.training_run import TrainingRun
-from pipelines.core.swarm.peer_records import PeerMetrics
-from pipelines.core.swarm.records import Reporter
+from pipelines.core.swarm.peer_records import PeerMetrics, Reporter
 from pipelines.features.held_out_loss import HeldOutLoss
 from pipelines.features.publishing.metrics.credit.claims import Claim, RoundLog
 from pipelines.features.publishing.metrics.credit.contribution_files import read_contributions, write_contributions

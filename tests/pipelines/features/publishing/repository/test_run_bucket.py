@@ -17,7 +17,7 @@ from stopping_proxy import StoppingProxy
 from swarm_of_processes import tiny_run
 
 from pipelines.core.signing.publisher_keys import PublisherKey
-from pipelines.core.swarm.records import Reporter
+from pipelines.core.swarm.peer_records import Reporter
 from pipelines.features.publishing.auxiliary.publishing.bucket_publisher import BucketPublisher
 from pipelines.features.publishing.auxiliary.publishing.publication_spool import PublicationSpool
 from pipelines.features.publishing.metrics.credit.claims import RoundLog
