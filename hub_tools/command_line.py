@@ -100,7 +100,7 @@ def check(
 def create_user(
     name: Annotated[str, typer.Argument(help="Name of the user.")],
     root: Root,
-    token_role: Annotated[str, typer.Option(help="What the token may do: read or write.")] = "write",
+    token_role: Annotated[str, typer.Option(help="What the token may do: read, contributor or write.")] = "write",
 ) -> None:
     """Create a user and print a token, once: only its digest is kept. The Hub may be running.
 
@@ -118,7 +118,7 @@ def create_user(
 def create_token(
     name: Annotated[str, typer.Argument(help="Name of the user.")],
     root: Root,
-    role: Annotated[str, typer.Option(help="What the token may do: read or write.")] = "write",
+    role: Annotated[str, typer.Option(help="What the token may do: read, contributor or write.")] = "write",
 ) -> None:
     """Create another token for a user and print it, once.
 
@@ -150,7 +150,7 @@ def add_member(
     name: Annotated[str, typer.Argument(help="Name of the organization.")],
     user: Annotated[str, typer.Argument(help="Name of the user.")],
     root: Root,
-    role: Annotated[str, typer.Option(help="read, write or admin.")] = "write",
+    role: Annotated[str, typer.Option(help="read, contributor, write or admin.")] = "write",
 ) -> None:
     """Add a user to an organization, or change the user's role. The Hub may be running.
 

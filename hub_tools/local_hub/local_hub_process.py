@@ -100,7 +100,10 @@ class LocalHub:
         return self._change(lambda connection: create_user(connection, name, token_role=token_role))
 
     def create_token(self, user: str, *, role: str = "write", name: str = "extra") -> str:
-        """Return another token for a user, with role "read" or "write"."""
+        """Return another token for a user, with role "read", "contributor" or "write".
+
+        A contributor's token creates, and changes only what it has itself created.
+        """
         return self._change(lambda connection: create_token(connection, user, role=role, name=name))
 
     def token_of(self, user: str) -> str:
@@ -113,7 +116,7 @@ class LocalHub:
         return self._change(create)
 
     def create_organization(self, name: str, members: Mapping[str, str] | None = None) -> None:
-        """Create an organization with members, given as `{"alice": "admin"}` with roles read, write and admin."""
+        """Create an organization with members, given as `{"alice": "admin"}`; roles are those of `add_member`."""
 
         def create(connection: sqlite3.Connection) -> None:
             create_organization(connection, name)
@@ -123,7 +126,10 @@ class LocalHub:
         self._change(create)
 
     def add_member(self, organization: str, user: str, role: str = "write") -> None:
-        """Add a user to an organization, or change the user's role: "read", "write" or "admin"."""
+        """Add a user to an organization, or change the role: "read", "contributor", "write" or "admin".
+
+        A contributor reads all, creates repositories and buckets, and changes only those that he has created.
+        """
         self._change(lambda connection: set_member(connection, organization, user, role))
 
     def environment(self, token: str | None = None) -> dict[str, str]:

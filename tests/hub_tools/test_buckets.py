@@ -4,6 +4,8 @@ import itertools
 import json
 import random
 import struct
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
 
 import httpx
 import pytest
@@ -81,6 +83,55 @@ def test_what_is_put_into_a_bucket_comes_out_again(hub, api, bucket, tmp_path):
     api.batch_bucket_files(bucket, delete=["folder/zeros.bin"])
     assert downloaded(api, bucket, ["text.txt"], tmp_path) == {"text.txt": b"newer"}
     assert [it.path for it in api.get_bucket_paths_info(bucket, ["folder/zeros.bin", "empty"])] == ["empty"]
+
+
+def test_buckets_are_listed_a_page_at_a_time_and_private_ones_only_to_members(hub, client, tokens):
+    hub.create_organization("shelf", members={"alice": "admin", "reader-carol": "read"})
+    api, names = client(tokens.alice), ["shelf/a", "shelf/B", "shelf/c-1", "shelf/c-2"]
+    for name in reversed(names):
+        api.create_bucket(name, private=name == "shelf/c-1")
+    add(api, "shelf/a", {"1.txt": b"one", "2.txt": b"three"})
+    assert [(it.id, it.private, it.size, it.total_files) for it in api.list_buckets("shelf")] == [
+        (name, name == "shelf/c-1", *((8, 2) if name == "shelf/a" else (0, 0))) for name in names
+    ]
+    described = next(iter(api.list_buckets("shelf")))
+    assert described.created_at == api.bucket_info("shelf/a").created_at
+    assert [it.id for it in client(tokens.carol).list_buckets("shelf", search="C-")] == names[2:]
+    for stranger in (client(False), client(tokens.eve)):
+        assert [it.id for it in stranger.list_buckets("shelf")] == ["shelf/a", "shelf/B", "shelf/c-2"]
+    url, found = f"{hub.endpoint}/api/buckets/SHELF?limit=2", []
+    while url:
+        answer = httpx.get(url, headers={"Authorization": f"Bearer {tokens.alice}"})
+        assert len(answer.json()) <= 2
+        found += [it["id"] for it in answer.json()]
+        url = answer.links.get("next", {}).get("url")
+    assert found == names
+    assert len(httpx.get(f"{hub.endpoint}/api/buckets/shelf?limit=-7").json()) == 1
+    mine = client(tokens.eve).create_bucket("stranger-eve/mine").bucket_id
+    assert [it.id for it in client(tokens.eve).list_buckets()] == [mine]
+    for asked, status in (("nobody-there", 404), ("me", 401)):
+        with pytest.raises(HfHubHTTPError) as refused:
+            list(client(False).list_buckets(asked))
+        assert refused.value.response.status_code == status
+
+
+def test_a_file_that_the_client_has_is_not_sent_again(hub, api, bucket):
+    began = datetime.now(UTC)
+    add(api, bucket, {"a.txt": b"text", "same.txt": b"text"})
+    url = f"{hub.endpoint}/buckets/{bucket}/resolve/"
+    sent = httpx.get(f"{url}a.txt")
+    mark = sent.headers["etag"]
+    assert mark == httpx.head(f"{url}same.txt").headers["etag"] and mark.startswith('"')
+    for clock in ("last-modified", "date"):
+        assert abs(parsedate_to_datetime(sent.headers[clock]) - began) < timedelta(minutes=2)
+    for known in (mark, f"W/{mark}", f'"other", {mark}', "*"):
+        for method in ("GET", "HEAD"):
+            answer = httpx.request(method, f"{url}a.txt", headers={"If-None-Match": known})
+            assert (answer.status_code, answer.content, answer.headers["etag"]) == (304, b"", mark)
+            assert answer.headers["last-modified"] == sent.headers["last-modified"]
+    add(api, bucket, {"a.txt": b"newer"})
+    newer = httpx.get(f"{url}a.txt", headers={"If-None-Match": mark})
+    assert newer.status_code == 200 and newer.content == b"newer" and newer.headers["etag"] != mark
 
 
 def test_a_folder_is_synchronised_both_ways(api, bucket, tmp_path):

@@ -75,7 +75,7 @@ def test_only_admins_delete_and_publish(client, tokens, private_repo):
 
 def test_nobody_creates_in_a_foreign_or_missing_namespace(client, tokens):
     for name in ("org/mine", "alice/mine", "nobody-there/mine"):
-        with pytest.raises(HfHubHTTPError, match="write is needed"):
+        with pytest.raises(HfHubHTTPError, match="contributor is needed"):
             client(tokens.eve).create_repo(name)
     with pytest.raises(HfHubHTTPError) as anonymous:
         client(False).create_repo("org/mine")

@@ -2,8 +2,10 @@
 
 import json
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from datetime import UTC, datetime
+from email.utils import format_datetime
 from http import HTTPStatus
 from typing import Annotated, Any
 from urllib.parse import quote
@@ -11,13 +13,17 @@ from urllib.parse import quote
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
-from ..protocol.hub_error import HubError, bad_request, entry_not_found
+from ..protocol.hub_error import HubError, bad_request, entry_not_found, forbidden, login_needed
 from ..routes.request_parts import CallerOf, Decoded, JsonObject, Storage, endpoint_of, receive_body
+from ..store.accounts import namespace_kind
 from ..store.database import timestamp
 from ..store.object_store import ObjectStore
 from ..store.repositories import wants_private
+from ..store.storage import HubStorage
 from .bucket_store import (
+    Bucket,
     apply_operations,
+    buckets_of,
     create_bucket,
     delete_bucket,
     file_at,
@@ -43,6 +49,33 @@ def bucket_name(namespace: Decoded, name: Decoded) -> str:
 Name = Annotated[str, Depends(bucket_name)]
 
 
+@router.get("/api/buckets/{namespace}")
+def list_buckets(
+    namespace: Decoded,
+    request: Request,
+    caller: CallerOf,
+    storage: Storage,
+    search: str = "",
+    cursor: str = "",
+    limit: int = ITEMS_PER_PAGE,
+) -> JSONResponse:
+    """List a namespace's buckets that the caller may read, a page at a time; `me` is the caller's own namespace."""
+    if namespace == "me":
+        if caller.user is None:
+            raise login_needed("list your buckets")
+        namespace = caller.user
+    limit = min(max(1, limit), ITEMS_PER_PAGE)
+    with storage.database.reading() as connection:
+        if namespace_kind(connection, namespace) is None:
+            raise HubError(HTTPStatus.NOT_FOUND, f"There is no user or organization {namespace!r} on this Hub")
+        rows = buckets_of(connection, caller, namespace, search=search, after=cursor, limit=limit + 1)
+    page = [_describe_bucket(row, row["size"], row["num_files"]) for row in rows[:limit]]
+    if len(rows) <= limit:
+        return JSONResponse(page)
+    url = request.url.include_query_params(cursor=rows[limit - 1]["name"])
+    return JSONResponse(page, headers={"Link": f'<{url}>; rel="next"'})
+
+
 @router.post(API)
 def create(name: Name, payload: JsonObject, request: Request, caller: CallerOf, storage: Storage) -> JSONResponse:
     """Create a bucket; the namespace `me` is the caller's own."""
@@ -64,13 +97,7 @@ def info(name: Name, caller: CallerOf, storage: Storage) -> dict:
     with storage.database.reading() as connection:
         bucket = readable_bucket(connection, caller, name)
         files = files_below(connection, bucket)
-    return {
-        "id": bucket.full_name,
-        "private": bucket.private,
-        "createdAt": bucket.created_at,
-        "size": sum(row["size"] for row in files),
-        "totalFiles": len(files),
-    }
+    return _describe_bucket(asdict(bucket), sum(row["size"] for row in files), len(files))
 
 
 @router.delete(API)
@@ -141,7 +168,8 @@ def batch(
     try:
         with storage.database.writing() as connection:
             bucket = writable_bucket(connection, caller, name, action="change")
-            if failed := apply_operations(connection, bucket, operations):
+            _check_space(storage, bucket, operations)
+            if failed := apply_operations(connection, bucket, operations, storage.now()):
                 raise _Refused(failed)
     except _Refused as refused:
         body = {"error": "Nothing was changed", "failed": refused.failed}
@@ -160,7 +188,12 @@ def resolve(name: Name, path: Decoded, request: Request, caller: CallerOf, stora
         is_sent = request.method == "GET" and row["size"]
         spans = spans_of(connection, file_in_bucket(connection, bucket.id, row["hash"])) if is_sent else []
     route = f"{endpoint_of(request)}/api/buckets/{quote(bucket.full_name)}/xet-read-token"
-    headers = {"X-Xet-Hash": row["hash"], "X-Xet-Refresh-Route": route, "X-Linked-Size": str(row["size"])}
+    uploaded = datetime.fromisoformat(row["uploaded_at"])
+    headers = {"ETag": f'"{row["hash"]}"', "Last-Modified": format_datetime(uploaded, usegmt=True)}
+    known = [it.strip().removeprefix("W/") for it in request.headers.get("if-none-match", "").split(",")]
+    if headers["ETag"] in known or "*" in known:
+        return Response(status_code=HTTPStatus.NOT_MODIFIED, headers=headers)
+    headers |= {"X-Xet-Hash": row["hash"], "X-Xet-Refresh-Route": route, "X-Linked-Size": str(row["size"])}
     if request.method == "HEAD":
         return Response(headers=headers)
     headers |= {"Content-Length": str(row["size"]), "X-Content-Type-Options": "nosniff"}
@@ -174,6 +207,12 @@ def _contents(objects: ObjectStore, spans: list[tuple[str, int, int]]) -> Iterat
             xorb.seek(first)
             for _, content in unpacked(xorb.read(last - first + 1)):
                 yield content
+
+
+def _check_space(storage: HubStorage, bucket: Bucket, operations: list[dict[str, Any]]) -> None:
+    adds = any(operation.get("type") == "addFile" for operation in operations)
+    if adds and bucket.full_name.lower() in storage.full_buckets:
+        raise forbidden(f"Storage limit reached for bucket {bucket.full_name}: delete files, or ask for more storage")
 
 
 class _Refused(Exception):
@@ -193,6 +232,16 @@ def _one_level(rows: list[sqlite3.Row], prefix: str) -> Iterator[dict]:
         elif folder != before:
             before = folder
             yield {"type": "directory", "path": row["path"][:start] + folder, "uploadedAt": row["uploaded_at"]}
+
+
+def _describe_bucket(bucket: Mapping[str, Any] | sqlite3.Row, size: int, num_files: int) -> dict:
+    return {
+        "id": f"{bucket['namespace']}/{bucket['name']}",
+        "private": bool(bucket["private"]),
+        "createdAt": bucket["created_at"],
+        "size": size,
+        "totalFiles": num_files,
+    }
 
 
 def _describe(row: sqlite3.Row) -> dict:

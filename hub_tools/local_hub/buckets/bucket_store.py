@@ -3,11 +3,12 @@
 import sqlite3
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from ..protocol.client_paths import check_name, check_path_in_repository
 from ..protocol.hub_error import HTTPStatus, HubError, not_offered, repository_not_found
-from ..store.accounts import Caller, check_can_write
+from ..store.accounts import Caller, check_can_change, check_can_create, record_creator
 from ..store.database import timestamp
 from .xet_contents import uploaded_size
 
@@ -32,7 +33,7 @@ def create_bucket(connection: sqlite3.Connection, caller: Caller, full_name: str
     """Create an empty bucket. Raises a 409 when the name is taken."""
     namespace, _, name = full_name.partition("/")
     check_name(name, "bucket")
-    check_can_write(connection, caller, namespace, action=f"create bucket {full_name}", role="write")
+    check_can_create(connection, caller, namespace, action=f"create bucket {full_name}")
     if _find(connection, full_name):
         raise HubError(HTTPStatus.CONFLICT, f"You already created this bucket: {full_name}")
     connection.execute(
@@ -41,6 +42,7 @@ def create_bucket(connection: sqlite3.Connection, caller: Caller, full_name: str
     )
     bucket = _find(connection, full_name)
     assert bucket is not None
+    record_creator(connection, caller, "bucket", bucket.id)
     return bucket
 
 
@@ -57,8 +59,24 @@ def writable_bucket(
 ) -> Bucket:
     """Return the bucket if the caller may change it, else raise the 401, 403 or 404 that says why not."""
     bucket = readable_bucket(connection, caller, full_name)
-    check_can_write(connection, caller, bucket.namespace, action=f"{action} bucket {full_name}", role=role)
+    made, action = ("bucket", bucket.id), f"{action} bucket {full_name}"
+    check_can_change(connection, caller, bucket.namespace, made, action=action, role=role)
     return bucket
+
+
+def buckets_of(
+    connection: sqlite3.Connection, caller: Caller, namespace: str, *, search: str, after: str, limit: int
+) -> list[sqlite3.Row]:
+    """Return up to `limit` rows of the namespace's buckets that the caller may read, with size and number of files.
+
+    They are by name, beginning after the name `after`; `search` is a part of the name.
+    """
+    query = """SELECT buckets.*, coalesce(sum(size), 0) AS size, count(path) AS num_files
+               FROM buckets LEFT JOIN bucket_files ON bucket = buckets.id
+               WHERE namespace=? AND name > ? AND instr(lower(name), ?) AND (? OR NOT private)
+               GROUP BY buckets.id ORDER BY name LIMIT ?"""
+    is_member = caller.role_in(connection, namespace) is not None
+    return connection.execute(query, (namespace, after, search.lower(), is_member, limit)).fetchall()
 
 
 def delete_bucket(connection: sqlite3.Connection, bucket: Bucket) -> None:
@@ -79,19 +97,19 @@ def file_at(connection: sqlite3.Connection, bucket: Bucket, path: str) -> sqlite
 
 
 def apply_operations(
-    connection: sqlite3.Connection, bucket: Bucket, operations: Sequence[Mapping[str, Any]]
+    connection: sqlite3.Connection, bucket: Bucket, operations: Sequence[Mapping[str, Any]], at: datetime
 ) -> list[dict[str, str]]:
-    """Carry out a batch in the present transaction; return the operations that are refused, with the reason."""
+    """Carry out a batch in the present transaction, at this time; return what is refused of it, with the reason."""
     failed = []
     for operation in operations:
         try:
-            _apply(connection, bucket, operation)
+            _apply(connection, bucket, operation, at)
         except HubError as error:
             failed.append({"path": str(operation.get("path")), "error": error.message})
     return failed
 
 
-def _apply(connection: sqlite3.Connection, bucket: Bucket, operation: Mapping[str, Any]) -> None:
+def _apply(connection: sqlite3.Connection, bucket: Bucket, operation: Mapping[str, Any], at: datetime) -> None:
     path = check_path_in_repository(operation.get("path"))
     match operation.get("type"):
         case "addFile":
@@ -101,7 +119,7 @@ def _apply(connection: sqlite3.Connection, bucket: Bucket, operation: Mapping[st
                 raise HubError(HTTPStatus.NOT_FOUND, f"No content {name} was uploaded to this bucket")
             if not isinstance(mtime, int) or not 0 <= mtime < 1 << 53:
                 raise HubError(HTTPStatus.BAD_REQUEST, f"Invalid mtime {mtime!r}: give milliseconds since 1970")
-            row = (bucket.id, path, name, size, mtime, timestamp())
+            row = (bucket.id, path, name, size, mtime, timestamp(at))
             connection.execute("INSERT OR REPLACE INTO bucket_files VALUES (?, ?, ?, ?, ?, ?)", row)
         case "deleteFile":
             query = "DELETE FROM bucket_files WHERE bucket=? AND path=?"

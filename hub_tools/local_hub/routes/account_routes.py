@@ -45,7 +45,8 @@ def _describe_caller(connection: sqlite3.Connection, caller: Caller) -> dict:
         {**_describe_organization(row["organization"]), "roleInOrg": row["role"]}
         for row in organizations_of(connection, user)
     ]
-    token = {"displayName": caller.token_name, "role": caller.token_role}
+    role = "fineGrained" if caller.token_role == "contributor" else caller.token_role
+    token = {"displayName": caller.token_name, "role": role}
     return {
         **_describe_user(user),
         "type": "user",

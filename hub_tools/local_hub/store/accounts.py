@@ -10,7 +10,10 @@ from ..protocol.client_paths import check_namespace
 from ..protocol.hub_error import HubError, bad_request, invalid_token, login_needed
 from .database import timestamp
 
-ROLES = ("read", "write", "admin")
+ROLES = ("read", "contributor", "write", "admin")
+"""Each may do what those before it may. A contributor reads all, creates, and changes only what he has created."""
+
+TOKEN_ROLES = ("read", "contributor", "write")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,10 +27,13 @@ class Caller:
     """Name that the token was created with."""
 
     token_role: str = "read"
-    """"read" or "write": a read token cannot change anything, whoever holds it."""
+    """One of `TOKEN_ROLES`: a read token changes nothing, a contributor's only what it has itself created."""
+
+    token: str = ""
+    """Digest of the token."""
 
     def role_in(self, connection: sqlite3.Connection, namespace: str) -> str | None:
-        """Return this caller's role in a namespace ("read", "write", "admin"), or None for a stranger."""
+        """Return this caller's role in a namespace (one of `ROLES`), or None for a stranger."""
         if self.user is None:
             return None
         if self.user.lower() == namespace.lower():
@@ -46,8 +52,8 @@ def create_user(connection: sqlite3.Connection, name: str, *, token_role: str = 
 
 def create_token(connection: sqlite3.Connection, user: str, *, role: str = "write", name: str = "default") -> str:
     """Return a fresh token of an existing user. Only its digest is kept."""
-    if role not in ("read", "write"):
-        raise bad_request(f"Invalid token role {role!r}: use read or write")
+    if role not in TOKEN_ROLES:
+        raise bad_request(f"Invalid token role {role!r}: use {', '.join(TOKEN_ROLES)}")
     _check_user(connection, user)
     token = f"hf_{secrets.token_urlsafe(32)}"
     connection.execute("INSERT INTO tokens VALUES (?, ?, ?, ?, ?)", (_digest(token), user, name, role, timestamp()))
@@ -77,7 +83,7 @@ def caller_with_token(connection: sqlite3.Connection, token: str | None) -> Call
     row = connection.execute("SELECT * FROM tokens WHERE sha256=?", (_digest(token),)).fetchone()
     if row is None:
         raise invalid_token()
-    return Caller(user=row["user"], token_name=row["name"], token_role=row["role"])
+    return Caller(user=row["user"], token_name=row["name"], token_role=row["role"], token=row["sha256"])
 
 
 def namespace_kind(connection: sqlite3.Connection, name: str) -> str | None:
@@ -102,12 +108,44 @@ def organizations_of(connection: sqlite3.Connection, user: str) -> list[sqlite3.
     ).fetchall()
 
 
+def record_creator(connection: sqlite3.Connection, caller: Caller, kind: str, number: int) -> None:
+    """Remember who made a "repository" or a "bucket", and with which token."""
+    connection.execute("INSERT INTO creators VALUES (?, ?, ?, ?)", (kind, number, caller.user, caller.token))
+
+
+def check_can_create(connection: sqlite3.Connection, caller: Caller, namespace: str, *, action: str) -> None:
+    """Raise the 401 or 403 unless the caller may create something in the namespace."""
+    _check_role(connection, caller, namespace, action, "contributor", by_contributors_token=True)
+
+
+def check_can_change(
+    connection: sqlite3.Connection, caller: Caller, namespace: str, made: tuple[str, int], *, action: str, role: str
+) -> None:
+    """Raise the 401 or 403 unless the caller made this, a kind and an id, and may still create, or holds `role`."""
+    row = connection.execute("SELECT user, token FROM creators WHERE kind=? AND id=?", made).fetchone()
+    is_own = row is not None and caller.user is not None and row["user"].lower() == caller.user.lower()
+    by_token = is_own and row["token"] == caller.token
+    _check_role(connection, caller, namespace, action, "contributor" if is_own else role, by_token)
+
+
 def check_can_write(connection: sqlite3.Connection, caller: Caller, namespace: str, *, action: str, role: str) -> None:
-    """Raise the 401 or 403 unless the caller holds `role` ("write" or "admin") in the namespace and a write token."""
+    """Raise the 401 or 403 unless the caller holds `role` (one of `ROLES`) in the namespace and a write token."""
+    _check_role(connection, caller, namespace, action, role, by_contributors_token=False)
+
+
+def _check_role(
+    connection: sqlite3.Connection,
+    caller: Caller,
+    namespace: str,
+    action: str,
+    role: str,
+    by_contributors_token: bool,
+) -> None:
     if caller.user is None:
         raise login_needed(action)
-    if caller.token_role != "write":
-        message = f"Token {caller.token_name!r} of {caller.user} may only read: a write token is needed to {action}"
+    if caller.token_role == "read" or not (caller.token_role == "write" or by_contributors_token):
+        limit = "read" if caller.token_role == "read" else "create, and change what it has created"
+        message = f"Token {caller.token_name!r} of {caller.user} may only {limit}: a write token is needed to {action}"
         raise HubError(HTTPStatus.FORBIDDEN, message)
     held = caller.role_in(connection, namespace)
     if held is None or ROLES.index(held) < ROLES.index(role):

@@ -20,14 +20,14 @@ CREATE TABLE organizations (name TEXT PRIMARY KEY COLLATE NOCASE, created_at TEX
 CREATE TABLE members (
     organization TEXT NOT NULL REFERENCES organizations(name) ON DELETE CASCADE,
     user TEXT NOT NULL REFERENCES users(name) ON DELETE CASCADE,
-    role TEXT NOT NULL CHECK (role IN ('read', 'write', 'admin')),
+    role TEXT NOT NULL CHECK (role IN ('read', 'contributor', 'write', 'admin')),
     PRIMARY KEY (organization, user)
 ) STRICT;
 CREATE TABLE tokens (
     sha256 TEXT PRIMARY KEY,
     user TEXT NOT NULL REFERENCES users(name) ON DELETE CASCADE,
     name TEXT NOT NULL,
-    role TEXT NOT NULL CHECK (role IN ('read', 'write')),
+    role TEXT NOT NULL CHECK (role IN ('read', 'contributor', 'write')),
     created_at TEXT NOT NULL
 ) STRICT;
 CREATE TABLE repositories (
@@ -113,6 +113,13 @@ CREATE TABLE IF NOT EXISTS bucket_files (
     uploaded_at TEXT NOT NULL,
     PRIMARY KEY (bucket, path)
 ) STRICT, WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS creators (
+    kind TEXT NOT NULL CHECK (kind IN ('repository', 'bucket')),
+    id INTEGER NOT NULL,
+    user TEXT NOT NULL COLLATE NOCASE,
+    token TEXT NOT NULL,
+    PRIMARY KEY (kind, id)
+) STRICT, WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS jobs (
     id TEXT PRIMARY KEY,
     namespace TEXT NOT NULL COLLATE NOCASE,
@@ -160,6 +167,8 @@ class Database:
                 connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
             for statement in filter(str.strip, ADDED_TABLES.split(";")):
                 connection.execute(statement)
+            for table in ("members", "tokens"):
+                _let_in_contributors(connection, table)
             connection.execute("COMMIT")
 
     @contextlib.contextmanager
@@ -189,6 +198,16 @@ class Database:
 def timestamp(at: datetime | None = None) -> str:
     """Return a time, the current one if none is given, as the Hub writes it, in UTC with milliseconds."""
     return (at or datetime.now(UTC)).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _let_in_contributors(connection: sqlite3.Connection, table: str) -> None:
+    """Make a table anew that an earlier version made, whose check refuses the role; nothing refers to its rows."""
+    (made,) = connection.execute("SELECT sql FROM sqlite_master WHERE name=?", (table,)).fetchone()
+    if "'contributor'" not in made:
+        connection.execute(f"ALTER TABLE {table} RENAME TO former")
+        connection.execute(made.replace("('read', ", "('read', 'contributor', "))
+        connection.execute(f"INSERT INTO {table} SELECT * FROM former")
+        connection.execute("DROP TABLE former")
 
 
 @contextlib.contextmanager

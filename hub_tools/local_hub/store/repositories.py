@@ -6,7 +6,7 @@ from http import HTTPStatus
 
 from ..protocol.client_paths import check_name
 from ..protocol.hub_error import HubError, bad_request, not_offered, repository_not_found
-from .accounts import Caller, check_can_write, namespace_kind
+from .accounts import Caller, check_can_change, check_can_create, namespace_kind, record_creator
 from .database import timestamp
 
 TYPES = ("model", "dataset", "space")
@@ -66,7 +66,8 @@ def writable_repository(
 ) -> Repository:
     """Return the repository if the caller may change it, else raise the 401, 403 or 404 that says why not."""
     repository = readable_repository(connection, caller, repo_type, full_name)
-    check_can_write(connection, caller, repository.namespace, action=f"{action} {full_name}", role=role)
+    made, action = ("repository", repository.id), f"{action} {full_name}"
+    check_can_change(connection, caller, repository.namespace, made, action=action, role=role)
     return repository
 
 
@@ -98,6 +99,7 @@ def create_repository(
     )
     created = find_repository(connection, repo_type, full_name)
     assert created is not None
+    record_creator(connection, caller, "repository", created.id)
     return created
 
 
@@ -142,5 +144,5 @@ def _check_type(repo_type: str, sdk: str | None) -> None:
 
 
 def _check_namespace_for(connection: sqlite3.Connection, caller: Caller, namespace: str, full_name: str) -> None:
-    check_can_write(connection, caller, namespace, action=f"create {full_name}", role="write")
+    check_can_create(connection, caller, namespace, action=f"create {full_name}")
     assert namespace_kind(connection, namespace) is not None

@@ -5,6 +5,7 @@ import fcntl
 import os
 import secrets
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from .database import Database
@@ -18,6 +19,12 @@ class HubStorage:
         self.root = root
         self.database = Database(root / "hub.sqlite3")
         self.objects = ObjectStore(root)
+        self.clock_offset_seconds = 0.0
+        self.full_buckets: set[str] = set()
+
+    def now(self) -> datetime:
+        """Return the time by this Hub's clock, which a test may have set wrong."""
+        return datetime.now(UTC) + timedelta(seconds=self.clock_offset_seconds)
 
     def prepare(self) -> "HubStorage":
         """Create what is missing, readable only by this user, and return self."""
