@@ -10,9 +10,10 @@ import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from pipelines.core.peer.entering import Membership, PeerContext, enter_run, hub_username, with_devices
-from pipelines.core.peer.training_peer import RunFinishedError, finished_message
+from pipelines.core.peer.entering import Membership, PeerContext, enter_run
+from pipelines.core.peer.volunteer import hub_username, with_devices
 from pipelines.core.run.compute_options import ComputeOptions
+from pipelines.core.run.finished import RunFinishedError, finished_message
 from pipelines.core.run.training_run import TrainingRun
 from pipelines.core.swarm.network_options import NetworkOptions
 from pipelines.features.all_records import ALL_RECORDS

@@ -46,7 +46,7 @@ def run_auxiliary_peer(
     """
     names = PeerNames()
     console = become_worker(names)
-    from pipelines.core.peer.training_peer import RunFinishedError
+    from pipelines.core.run.finished import RunFinishedError
 
     try:
         was_stopped = _assist(console, repository, network, options, events, names)

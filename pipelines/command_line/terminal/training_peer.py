@@ -140,7 +140,7 @@ class Session:
         """Read from the Hub what is credited to the user."""
         from huggingface_hub import get_token
 
-        from pipelines.core.peer.entering import ANONYMOUS
+        from pipelines.core.peer.volunteer import ANONYMOUS
         from pipelines.features.publishing.metrics.credit.standing import read_standing
 
         if self._username != ANONYMOUS:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
-from huggingface_hub import get_token, whoami
+from huggingface_hub import get_token
 
 from pipelines.core.admission.client import PeerAdmission, seek_admission
 from pipelines.core.epoch.gradient_averager import SwarmGradientAverager
@@ -20,9 +20,11 @@ from pipelines.core.peer.data_lease import DataLease, OpenLease, no_lease
 from pipelines.core.peer.pausing import stop_on_signals
 from pipelines.core.peer.prefetching import prefetched
 from pipelines.core.peer.reports import StepReport
-from pipelines.core.peer.training_peer import RunFinishedError, TrainingPeer, finished_message
+from pipelines.core.peer.training_peer import TrainingPeer
+from pipelines.core.peer.volunteer import ANONYMOUS, EventHandler, ignore_events
 from pipelines.core.run.admission_config import admission_config_of
 from pipelines.core.run.compute_options import ComputeOptions
+from pipelines.core.run.finished import RunFinishedError, finished_message
 from pipelines.core.run.task import Batch, TrainingTask
 from pipelines.core.run.training_run import TrainingRun, stable_seed
 from pipelines.core.run.versions import package_version
@@ -32,16 +34,9 @@ from pipelines.core.swarm.forks import set_aside_what_exists
 from pipelines.core.swarm.network_options import NetworkOptions
 from pipelines.core.swarm.node import open_dht
 from pipelines.core.swarm.records import RecordKind
-from pipelines.core.torch_devices import num_cores, torch_device, wanted_threads
+from pipelines.core.torch_devices import num_cores, wanted_threads
 
 logger = logging.getLogger(__name__)
-
-ANONYMOUS = "anonymous"
-"""Who has no token; several people."""
-
-EventHandler = Callable[..., None]
-"""Called with an event's name and values: `checking`, `asking`, `entered`, `synchronising`, `joined`, `paused`,
-`resumed`."""
 
 
 class RunWatch(Protocol):
@@ -57,10 +52,6 @@ class RunWatch(Protocol):
 WatchRun = Callable[[threading.Event, Callable[[], bool]], contextlib.AbstractContextManager[RunWatch]]
 """Watches a run for the duration of a block: sets the event when the peer is to leave, and looks more often while the
 function says that the run may be ending."""
-
-
-def ignore_events(_event: str, **_values: object) -> None:
-    """Ignore the event."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,18 +218,3 @@ def admitted(run: TrainingRun, name: str, network: NetworkOptions) -> Iterator[t
     ):
         yield dataclasses.replace(network, identity_file=identity_file), admission
         admission.raise_refusal()
-
-
-def with_devices(compute: ComputeOptions) -> ComputeOptions:
-    """Return the options with the devices of this machine in place of `auto`: all GPUs, unless one is named."""
-    device = torch_device(compute.device)
-    return dataclasses.replace(
-        compute,
-        device=device,
-        num_devices=compute.num_devices or (torch.cuda.device_count() if device == "cuda" else 1),
-    )
-
-
-def hub_username() -> str:
-    """Return the Hub user's name, or `anonymous` without a token; a refused token is an error."""
-    return whoami()["name"] if get_token() else ANONYMOUS

@@ -20,6 +20,7 @@ from pipelines.core.peer.handing_over import hand_over
 from pipelines.core.peer.pausing import PauseSwitch, take_break
 from pipelines.core.peer.reports import StepReport
 from pipelines.core.run.compute_options import ComputeOptions
+from pipelines.core.run.finished import RunFinishedError, finished_message
 from pipelines.core.run.task import Batch, NamedBatch, TrainingTask, num_samples
 from pipelines.core.run.training_run import TrainingRun
 from pipelines.core.state.anchors import AnchorKeys
@@ -33,10 +34,6 @@ from pipelines.core.torch_devices import describe_device
 logger = logging.getLogger(__name__)
 
 SECONDS_BETWEEN_LOOKS, SECONDS_BETWEEN_LINES = 1.0, 30.0
-
-
-class RunFinishedError(ValueError):
-    """The run has reached its last epoch; there is nothing left to train."""
 
 
 class TrainingPeer:
@@ -300,14 +297,3 @@ def suspect_record(suspect: Suspect) -> SuspectRecord:
 def last_epoch(run: TrainingRun, compute: ComputeOptions, first: int) -> int:
     """Return the epoch at which a peer that starts at epoch `first` leaves."""
     return run.num_epochs if compute.max_epochs is None else min(run.num_epochs, first + compute.max_epochs)
-
-
-def finished_message(run: TrainingRun, place: str) -> str:
-    """Return the error that a run, which is in this repository, is over, with what to do next."""
-    place = place or "ORG/RUN"
-    draws = f"Draw pictures with: dalle-collab generate {place} 'a caption'"
-    return (
-        f"Training run {run.run_id} is finished: it has reached its last epoch, {run.num_epochs}. "
-        f"{draws if run.task == 'text-to-image' else f'Measure it with: dalle-collab evaluate {place}'}; or create a "
-        "new run with: dalle-collab run create"
-    )

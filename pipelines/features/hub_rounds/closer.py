@@ -67,6 +67,11 @@ class RoundCloser:
         self.on_closed: Callable[[ClosedRound], None] = lambda _closed: None
         """Called with every round, whoever has closed it, once the state is there."""
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the run's rounds have begun, as far as this closer knows."""
+        return self._deadline is not None
+
     def place(self) -> int | None:
         """Return this closer's place among the publishers of the run, from 0; None: it is not one of them."""
         order = self._reader.publishers()

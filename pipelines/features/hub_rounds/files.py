@@ -98,6 +98,10 @@ class RoundFiles:
         """Return where the run's bucket has a contribution that counts in a round."""
         return f"{self._prefix}/contributions/{number:08d}/{digest}"
 
+    def presence_path(self, publisher: str) -> str:
+        """Return where an auxiliary peer, by the fingerprint of its key, says that it is there."""
+        return f"{self._prefix}/presence/{publisher}.json"
+
     def offer_path(self, number: int, digest: str) -> str:
         """Return where a volunteer's own bucket has it."""
         return f"{self._prefix}/offers/{number:08d}-{digest}"

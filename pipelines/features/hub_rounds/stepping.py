@@ -76,6 +76,10 @@ class ReplayedState:
             own.set_epoch(epoch)
         self.digest = self._digest()
 
+    def refresh(self) -> None:
+        """Take note of a state that was changed from outside."""
+        self.digest = self._digest()
+
     def usable(self, pointer: Pointer, content: bytes) -> SparseUpdate | None:
         """Return the progress in the bytes that a pointer names; None: other bytes, or no progress of this model."""
         if len(content) != pointer.size or hashlib.sha256(content).hexdigest() != pointer.digest:

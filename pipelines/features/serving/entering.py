@@ -13,7 +13,8 @@ from pipelines.core.admission.client import AdmissionRefusedError, AdmissionUnre
 from pipelines.core.admission.dht_gate import SwarmDHT
 from pipelines.core.admission.tokens import TokenCheck
 from pipelines.core.epoch.hivemind_options import reply_seconds
-from pipelines.core.peer.entering import admitted, hub_username
+from pipelines.core.peer.entering import admitted
+from pipelines.core.peer.volunteer import hub_username
 from pipelines.core.run.training_run import TrainingRun
 from pipelines.core.swarm.forks import set_aside_what_exists
 from pipelines.core.swarm.network_options import NetworkOptions

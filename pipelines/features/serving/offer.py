@@ -5,8 +5,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from pipelines.core.peer.entering import EventHandler
 from pipelines.core.peer.pausing import PauseSwitch
+from pipelines.core.peer.volunteer import EventHandler
 from pipelines.core.swarm.streams.server import Service
 from pipelines.features.publishing.repository.snapshot import RunSnapshot
 from pipelines.features.serving.blocks.discovery import MOST_LAYERS

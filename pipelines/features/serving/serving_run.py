@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from pipelines.core.peer.entering import EventHandler, ignore_events
 from pipelines.core.peer.pausing import PauseSwitch, stop_on_signals
+from pipelines.core.peer.volunteer import EventHandler, ignore_events
 from pipelines.core.run.versions import package_version
 from pipelines.core.swarm.network_options import NetworkOptions
 from pipelines.core.swarm.node import visible_addresses

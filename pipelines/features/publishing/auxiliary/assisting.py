@@ -9,9 +9,10 @@ from functools import partial
 import torch
 
 from pipelines.core.epoch.hivemind_options import reply_seconds
-from pipelines.core.peer.entering import EventHandler, admitted, ignore_events
+from pipelines.core.peer.entering import admitted
 from pipelines.core.peer.pausing import stop_on_signals
-from pipelines.core.peer.training_peer import RunFinishedError, finished_message
+from pipelines.core.peer.volunteer import EventHandler, ignore_events
+from pipelines.core.run.finished import RunFinishedError, finished_message
 from pipelines.core.swarm.forks import set_aside_what_exists
 from pipelines.core.swarm.network_options import NetworkOptions
 from pipelines.core.swarm.node import SwarmUnreachableError, open_dht

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from pipelines.core.peer.entering import EventHandler
 from pipelines.core.peer.pausing import PauseSwitch
+from pipelines.core.peer.volunteer import EventHandler
 from pipelines.core.swarm.streams.quotas import Quota
 from pipelines.core.swarm.streams.server import Service
 from pipelines.core.swarm.streams.stream_clients import StreamClient

@@ -13,7 +13,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from hub_tools.printing.printable import printable
 from hub_tools.run_files import MODEL_FILES
-from pipelines.core.peer.entering import EventHandler, ignore_events
+from pipelines.core.peer.volunteer import EventHandler, ignore_events
 from pipelines.core.swarm.network_options import NetworkOptions
 from pipelines.core.swarm.streams.conversation import Conversation
 from pipelines.features.publishing.repository.key_list import TrustedKeys

@@ -9,8 +9,8 @@ from typing import Any, cast
 from transformers import PreTrainedModel
 
 from hub_tools.run_files import MODEL_FILES
-from pipelines.core.peer.entering import EventHandler
 from pipelines.core.peer.pausing import PauseSwitch
+from pipelines.core.peer.volunteer import EventHandler
 from pipelines.core.swarm.streams.quotas import Quota
 from pipelines.core.swarm.streams.server import Service
 from pipelines.features.publishing.repository.snapshot import RunSnapshot

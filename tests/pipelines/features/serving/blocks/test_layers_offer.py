@@ -9,8 +9,8 @@ import torch
 from tiny_models import tiny_dalle, tiny_language_model
 
 from hub_tools.run_files import WEIGHTS_FILE
-from pipelines.core.peer.entering import ignore_events
 from pipelines.core.peer.pausing import PauseSwitch
+from pipelines.core.peer.volunteer import ignore_events
 from pipelines.features.servers.server_record import ServerRecord
 from pipelines.features.serving.blocks.client.distributed_model import local_server
 from pipelines.features.serving.blocks.layers_offer import LayersOffer, layers_that_fit, measured_rate
