@@ -215,12 +215,9 @@ def _half(receive: Receive, length: int) -> Receive:
 
     async def half() -> Message:
         nonlocal left
-        message = await receive() if left > 0 else {"type": "http.disconnect"}
-        if message["type"] != "http.request":
-            return message
-        body = message.get("body", b"")[:left]
+        body = (await receive()).get("body", b"")[:left] if left > 0 else b""
         left -= len(body)
-        return {"type": "http.request", "body": body, "more_body": bool(body)}
+        return {"type": "http.request", "body": body, "more_body": True} if body else {"type": "http.disconnect"}
 
     return half
 
