@@ -23,15 +23,16 @@ def serve_application(
     command: str,
     on_server: Callable[[uvicorn.Server], None] = lambda server: None,
     trusted_proxies: str | None = None,
+    dates_answers: bool = True,
 ) -> None:
     """Serve until SIGINT or SIGTERM; calls `on_ready(address)` once connections are accepted.
 
     `command` is what to type with another `--port`; `on_server` is given the server before it runs;
-    `trusted_proxies` are trusted for the client's address (`*`: all of them). Raises ValueError when the
-    port is in use.
+    `trusted_proxies` are trusted for the client's address (`*`: all of them); without `dates_answers` the application
+    gives its answers the header Date. Raises ValueError when the port is in use.
     """
     with contextlib.closing(_listen(host, port, command)) as listener:
-        server = _quiet_server(application, forwarded_allow_ips=trusted_proxies)
+        server = _quiet_server(application, forwarded_allow_ips=trusted_proxies, date_header=dates_answers)
         on_server(server)
         # Before the address is announced: from here on a signal must already shut it down cleanly.
         for number in (signal.SIGINT, signal.SIGTERM):

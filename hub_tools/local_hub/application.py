@@ -9,9 +9,11 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from .buckets import bucket_routes, xet_routes
+from .controls import controlled_hub
+from .controls.hub_controls import RateLimits
 from .jobs import job_routes
 from .protocol.hub_error import HubError, disk_full
 from .routes import (
@@ -32,8 +34,13 @@ logger = logging.getLogger(__name__)
 HEADERS_FOR_PAGES = ("X-Repo-Commit", "X-Error-Code", "X-Error-Message", "ETag")
 
 
-def build_application(storage: HubStorage, settings: HubSettings) -> "EncodedPaths":
-    """Return the ASGI application that serves this storage."""
+def build_application(
+    storage: HubStorage, settings: HubSettings, *, control_token: str = "", rate_limits: RateLimits | None = None
+) -> ASGIApp:
+    """Return the ASGI application that serves this storage.
+
+    Who has the `control_token`, if there is one, may have it fail. With either of the two it dates its answers itself.
+    """
     application = FastAPI(title="Embedded Hub", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
     application.state.storage = storage
     application.state.settings = settings
@@ -44,6 +51,7 @@ def build_application(storage: HubStorage, settings: HubSettings) -> "EncodedPat
     application.add_exception_handler(OSError, _answer_os_error)
     # Earlier routes win: fixed words come before repository names.
     for routes in (
+        *([controlled_hub] if control_token else []),
         account_routes,
         xet_routes,
         bucket_routes,
@@ -57,7 +65,14 @@ def build_application(storage: HubStorage, settings: HubSettings) -> "EncodedPat
         page_routes,
     ):
         application.include_router(routes.router)
-    return EncodedPaths(application)
+    hub = EncodedPaths(application)
+    if not (control_token or rate_limits):
+        return hub
+    controlled = controlled_hub.ControlledHub(
+        hub, storage, settings, control_token=control_token, rate_limits=rate_limits
+    )
+    application.state.controlled = controlled
+    return controlled
 
 
 class EncodedPaths:

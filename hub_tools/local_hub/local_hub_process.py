@@ -1,15 +1,19 @@
 """An embedded Hub in a process of its own, for as long as a `with` block lasts."""
 
+import json
 import os
+import secrets
 import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Self, TypeVar
 
 from ..processes.child_process import ChildProcess, last_line
+from .controls.hub_controls import CONTROL_TOKEN_VARIABLE, HubControls, RateLimits
 from .protocol.hub_error import HubError
 from .store.accounts import create_organization, create_token, create_user, namespace_kind, set_member
 from .store.storage import HubStorage
@@ -48,8 +52,16 @@ class LocalHub:
         port: int = 0,
         part_mebibytes: int = 256,
         environment: Mapping[str, str] = MappingProxyType({}),
+        rate_limits: RateLimits | None = None,
+        controlled: bool = False,
     ) -> None:
-        """`environment` has variables of the server's process besides this one's."""
+        """`environment` has variables of the server's process besides this one's.
+
+        `rate_limits` are off without them; `RateLimits()` has the public Hub's. A `controlled` Hub fails when
+        its `controls` say so, and counts requests: for tests.
+        """
+        self.rate_limits = rate_limits
+        self.control_token = secrets.token_urlsafe(32) if controlled else ""
         self._environment = environment
         self.root = Path(root).resolve()
         self.port = port
@@ -74,7 +86,7 @@ class LocalHub:
         """
         self.root.mkdir(parents=True, exist_ok=True)
         with (self.root / "server.log").open("a") as log:
-            environment = {**os.environ, **self._environment}
+            environment = {**os.environ, CONTROL_TOKEN_VARIABLE: self.control_token, **self._environment}
             self.process = ChildProcess(self._command(), stdout=subprocess.PIPE, stderr=log, env=environment)
         assert self.process.stdout is not None
         self.endpoint = self.process.stdout.readline().strip()
@@ -94,6 +106,16 @@ class LocalHub:
     def kill(self) -> None:
         """Kill the server and all its children with SIGKILL."""
         self.stop(0.0)
+
+    @property
+    def controls(self) -> HubControls:
+        """What makes this Hub fail and counts its requests; `control_token` gives another process the same.
+
+        Raises ValueError where the Hub is not `controlled`, or not started.
+        """
+        if not self.control_token or not self.endpoint:
+            raise ValueError("This Hub has no controls: use `with LocalHub(root, controlled=True) as hub`")
+        return HubControls(self.endpoint, self.control_token)
 
     def create_user(self, name: str, *, token_role: str = "write") -> str:
         """Create a user and return a token for it. Raises ValueError for a name that is taken or invalid."""
@@ -150,4 +172,6 @@ class LocalHub:
 
     def _command(self) -> list[str]:
         arguments = ["--root", str(self.root), "--port", str(self.port), "--part-mebibytes", str(self.part_mebibytes)]
+        if self.rate_limits is not None:
+            arguments += ["--rate-limits", json.dumps(asdict(self.rate_limits))]
         return [sys.executable, "-m", "hub_tools.local_hub", *arguments]

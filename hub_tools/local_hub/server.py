@@ -3,13 +3,14 @@
 import os
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import uvicorn
 
 from ..http_serving import serve_application
 from .application import build_application
+from .controls.hub_controls import RateLimits
 from .routes.request_parts import HubSettings
 from .store.storage import HubStorage
 
@@ -35,6 +36,12 @@ class ServerOptions:
     exit_with_parent: bool = False
     """Exit when the parent process has exited."""
 
+    rate_limits: RateLimits | None = None
+    """How often one may ask; None for as often as one likes."""
+
+    control_token: str = field(default="", repr=False)
+    """Who has it may have this Hub fail, for tests; nobody may without one."""
+
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise ValueError(f"The port is {self.port}, expected 0 to 65535 (0 takes a free one): --port 8300")
@@ -50,12 +57,14 @@ def serve(options: ServerOptions, on_ready: Callable[[str], None]) -> None:
     storage = HubStorage(options.root.resolve()).prepare()
     with storage.sole_server():
         settings = HubSettings(signing_key=storage.signing_key(), part_bytes=options.part_mebibytes << 20)
+        token, limits = options.control_token, options.rate_limits
         serve_application(
-            build_application(storage, settings),
+            build_application(storage, settings, control_token=token, rate_limits=limits),
             options.host,
             options.port,
             on_ready,
             command="hub-tools serve --root FOLDER",
+            dates_answers=not (token or limits),
             on_server=_watch_parent if options.exit_with_parent else lambda server: None,
         )
 

@@ -262,10 +262,11 @@ def test_tokens_of_contents_are_bound_to_a_bucket_an_access_and_an_hour(hub, api
 
     mine, foreign = (token(hub, api, it, "read")["accessToken"] for it in (bucket, other))
     assert ask(mine).status_code == 200 and ask(foreign).status_code == 404
-    number, access, expires, signature = mine.split(".")
+    user, number, access, expires, signature = mine.split(".")
     for forged in (
-        "x", "...", f"{number}.write.{expires}.{signature}", f"{int(number) + 1}.{access}.{expires}.{signature}",
-        f"{number}.{access}.{int(expires) + 9}.{signature}", mine[:-1],
+        "x", "...", f"{user}.{number}.write.{expires}.{signature}", mine.replace("alice", "bob"),
+        f"{user}.{int(number) + 1}.{access}.{expires}.{signature}",
+        f"{user}.{number}.{access}.{int(expires) + 9}.{signature}", mine[:-1],
     ):  # fmt: skip
         assert ask(forged).status_code == 401
     assert post(hub, "shards", shard(END), mine).status_code == 403

@@ -15,7 +15,7 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.responses import FileResponse, JSONResponse
 
 from ..protocol.hub_error import HubError, bad_request, entry_not_found, forbidden, invalid_token
-from ..routes.request_parts import CallerOf, Settings, Storage, endpoint_of, now, receive_body
+from ..routes.request_parts import CallerOf, HubSettings, Settings, Storage, endpoint_of, now, receive_body
 from ..store.storage import HubStorage
 from .bucket_routes import API, Name
 from .bucket_store import readable_bucket, writable_bucket
@@ -39,7 +39,7 @@ def token(name: Name, access: str, request: Request, caller: CallerOf, storage: 
         else:
             raise bad_request(f"There are tokens for read and write, not for {access!r}")
     expires = int(now()) + TOKEN_SECONDS
-    text = f"{bucket.id}.{access}.{expires}"
+    text = f"{caller.user or ''}.{bucket.id}.{access}.{expires}"
     body = {
         "casUrl": f"{endpoint_of(request)}/xet",
         "exp": expires,
@@ -50,13 +50,18 @@ def token(name: Name, access: str, request: Request, caller: CallerOf, storage: 
 
 def bucket_of_token(request: Request, hub: Settings) -> tuple[int, str]:
     """Return the bucket and the access that the request's token is for; raises the 401 for a forged or expired one."""
-    text, _, signature = request.headers.get("authorization", "").removeprefix("Bearer ").rpartition(".")
-    if not hmac.compare_digest(_signature(hub.signing_key, text).encode(), signature.encode()):
-        raise invalid_token()
-    bucket, access, expires = text.split(".")
+    _, bucket, access, expires = _signed_text(request, hub).rsplit(".", 3)
     if now() > int(expires):
         raise HubError(HTTPStatus.UNAUTHORIZED, "This token has expired: ask for a new one")
     return int(bucket), access
+
+
+def user_of_token(request: Request, hub: HubSettings) -> str:
+    """Return whose token for contents the request carries, "" where it has none of this Hub's."""
+    try:
+        return _signed_text(request, hub).rsplit(".", 3)[0]
+    except HubError:
+        return ""
 
 
 Access = Annotated[tuple[int, str], Depends(bucket_of_token)]
@@ -167,6 +172,13 @@ def _fetching(term: Term, span: tuple[int, int], endpoint: str, key: bytes) -> d
 
 def _indices(term: Term) -> dict[str, int]:
     return {"start": term.first, "end": term.end}
+
+
+def _signed_text(request: Request, hub: HubSettings) -> str:
+    text, _, signature = request.headers.get("authorization", "").removeprefix("Bearer ").rpartition(".")
+    if not hmac.compare_digest(_signature(hub.signing_key, text).encode(), signature.encode()):
+        raise invalid_token()
+    return text
 
 
 def _signature(key: bytes, text: str) -> str:
