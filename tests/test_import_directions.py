@@ -52,10 +52,6 @@ ROOMS = {
     "features.sparse": (
         "core.admission core.averaging core.epoch core.equal_arithmetic core.gradients core.run core.state core.swarm"
     ),
-    "features.hub_rounds": (
-        "core.averaging core.gradients core.optimizers core.peer core.run core.signing core.state "
-        "features.sparse hub_tools"
-    ),
     "features.ledger": (
         "core.gradients core.optimizers core.peer core.run core.signing core.state core.swarm hub_tools"
     ),
@@ -81,6 +77,10 @@ ROOMS = {
         "core.run features.held_out_loss features.memory_estimate features.publishing.metrics "
         "features.publishing.repository tasks.text_to_image tasks.text_to_image.clip "
         "tasks.text_to_image.generation tasks.text_to_image.image_codes hub_tools"
+    ),
+    "features.hub_rounds": (
+        "core.averaging core.gradients core.optimizers core.peer core.run core.signing core.state core.swarm "
+        "features.publishing.auxiliary features.publishing.metrics features.sparse hub_tools"
     ),
     "tasks.presets": "",
     "tasks.text_to_image.image_codes": "hub_tools",
@@ -134,6 +134,8 @@ ROOMS = {
 }
 """What a room below `pipelines` may import besides itself and what lies in it: rooms, libraries of ours, or a ring."""
 
+STILL = {}
+"""Where a ring still imports a higher one: a list that only becomes shorter."""
 
 MAY_IMPORT = {
     "modeling_dalle_collab": (),

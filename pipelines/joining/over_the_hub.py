@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
+from huggingface_hub import HfApi
 
 from pipelines.core.gradients.local_computation import LocalComputation
 from pipelines.core.peer.pausing import stop_on_signals
@@ -20,7 +21,7 @@ from pipelines.core.peer.volunteer import ANONYMOUS, EventHandler, hub_username,
 from pipelines.core.run.compute_options import ComputeOptions
 from pipelines.core.run.finished import RunFinishedError, finished_message
 from pipelines.core.run.task import Batch, TrainingTask
-from pipelines.core.run.training_run import stable_seed
+from pipelines.core.run.training_run import TrainingRun, stable_seed
 from pipelines.core.run.versions import package_version
 from pipelines.core.signing.publisher_keys import PublisherKey
 from pipelines.core.torch_devices import describe_device, num_cores, wanted_threads
@@ -118,7 +119,7 @@ def join_over_hub(
         )
     keys, files = TrustedKeys(run), RoundFiles(repository, run)
     reader = RoundReader(files, run.contributions_per_round, partial(_publishers, repository, keys, files, _Paced()))
-    files.make_bucket(user, private=snapshot.is_private)
+    files.make_bucket(user, private=_is_private(repository))
     key = PublisherKey.load_or_create(local_folder("rounds", repository) / f"{user}.pem")
     with contextlib.ExitStack() as stack:
         computation = stack.enter_context(LocalComputation(task, compute, place=repository))
@@ -131,8 +132,8 @@ def join_over_hub(
             user=user,
             device=describe_device(compute.device, compute.num_devices or 1),
             package_version=package_version(),
-            fetch_checkpoint=lambda: newest_checkpoint(RunSnapshot.read(repository), task),
             limits=compute,
+            fetch_checkpoint=lambda: newest_checkpoint(RunSnapshot.read(repository), task),
         )
         stack.callback(peer.close)
         peer.pause_switch.on_rest = lambda rests: on_event("paused" if rests else "resumed")
@@ -184,11 +185,7 @@ def assist_over_hub(
     """
     torch.set_num_threads(num_cores())
     snapshot, run, task = _opened(repository, open_task)
-    RunBucket(run).create(private=snapshot.is_private)
-
-    def fetch() -> object:
-        return newest_checkpoint(RunSnapshot.read(repository), task)
-
+    RunBucket(run).create(private=_is_private(repository))
     with contextlib.ExitStack() as stack:
         follow = partial(_following, repository, task)
         peer, trackers = stack.enter_context(assembled_auxiliary_peer(repository, task, follow, options))
@@ -214,7 +211,7 @@ def _following(repository: str, task: PublishableTask, publisher: HubPublisher, 
     return HubFollowing(closer, reader, publisher.key, fetch)
 
 
-def _opened(repository: str, open_task: OpenTask) -> tuple[RunSnapshot, object, PublishableTask]:
+def _opened(repository: str, open_task: OpenTask) -> tuple[RunSnapshot, TrainingRun, PublishableTask]:
     snapshot = RunSnapshot.read(repository)
     run, state = snapshot.run, snapshot.run_state
     if state is not None and state["epoch"] >= run.num_epochs:
@@ -222,6 +219,10 @@ def _opened(repository: str, open_task: OpenTask) -> tuple[RunSnapshot, object, 
     task = open_task(run, str(snapshot.download_signed()), None)
     task.check()
     return snapshot, run, task
+
+
+def _is_private(repository: str) -> bool:
+    return bool(HfApi().repo_info(repository).private)
 
 
 class _Paced:

@@ -16,6 +16,9 @@ from pipelines.tasks.choice import compose_run, open_task
 from pipelines.tasks.presets import preset_settings
 from pipelines.tasks.setting_list import settings_without_effect
 
+OVER_THE_HUB = dict(synchronisation="sparse", local_steps=30, aggregation_rule="mean", outer_momentum=0.0)
+"""What a run whose wire is the Hub has unless it is told otherwise."""
+
 
 def compose_explained(
     request: RunRequest,
@@ -35,6 +38,8 @@ def compose_explained(
         ValueError: the settings, `hours`, `hardware` or `links` are invalid, or a small run's dataset is unreadable.
     """
     chosen, sample = dict(request.settings), None
+    if chosen.get("wire") == "hub":
+        chosen = OVER_THE_HUB | {"bucket": f"{repository}.rounds"} | chosen
     told: list[str] = []
     run, processor = _compose(request, preset_settings(preset, request.task) | chosen)
     if preset == "small":

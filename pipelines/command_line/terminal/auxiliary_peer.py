@@ -69,9 +69,9 @@ def _assist(
     names: PeerNames,
 ) -> bool:
     """Do so; return whether a signal asked to stop."""
-    from pipelines.features.publishing.auxiliary.assisting import assist_run
     from pipelines.features.publishing.auxiliary.publishing.hub_publisher import RunRolledBackError
     from pipelines.features.publishing.metrics.trackers import check_trackers
+    from pipelines.features.publishing.repository.snapshot import RunSnapshot
     from pipelines.tasks.choice import open_task
 
     check_trackers(options.trackers)
@@ -84,18 +84,29 @@ def _assist(
                 console.print("None of the announced entry addresses answers: starting a new swarm from here.")
             elif event == "assisting":
                 addresses = ", ".join(values["addresses"])
-                console.print(f"Assisting {repository} from epoch {values['epoch']}; entry addresses: {addresses}")
+                how = f"entry addresses: {addresses}" if addresses else "its rounds are files on the Hub"
+                console.print(f"Assisting {repository} from epoch {values['epoch']}; {how}")
                 console.print(who_may_join(values["run"], repository))
             elif event == "unlisted":
                 console.print(why_it_does_not_publish(repository, options.key_file, **values), soft_wrap=True)
 
-        with assist_run(
-            repository, open_task, options=options, network=network, on_event=on_event, takes_signals=True
-        ) as assistance:
+        over_hub = RunSnapshot.read(repository).run.wire == "hub"
+        if over_hub:
+            from pipelines.joining.over_the_hub import assist_over_hub
+
+            assisted = assist_over_hub(repository, open_task, options=options, on_event=on_event, takes_signals=True)
+        else:
+            from pipelines.features.publishing.auxiliary.assisting import assist_run
+
+            how = dict(options=options, network=network, on_event=on_event, takes_signals=True)
+            assisted = assist_run(repository, open_task, **how)
+        with assisted as assistance, contextlib.ExitStack() as stack:
             peer = assistance.peer
             try:
-                with repeated(partial(names.read, assistance.records), SECONDS_BETWEEN_NAMES, "peer-names"):
-                    _show_assistance(console, status, peer.follow(assistance.stop), assistance.trackers, events)
+                if not over_hub:
+                    read_names = partial(names.read, assistance.records)
+                    stack.enter_context(repeated(read_names, SECONDS_BETWEEN_NAMES, "peer-names"))
+                _show_assistance(console, status, peer.follow(assistance.stop), assistance.trackers, events)
             except RunRolledBackError as error:
                 console.print(f"{error} Starting again.")
                 raise typer.Exit(START_AGAIN_EXIT_CODE) from error

@@ -15,6 +15,8 @@ def what_entering_asks(run: TrainingRun) -> str:
 
 def who_may_join(run: TrainingRun, repository: str) -> str:
     """Say whether everybody may join a run."""
+    if run.wire == "hub":
+        return f"Who may create a bucket beside {repository} may join: the Hub's organisation says who."
     if run.is_open:
         return f"{repository} is an OPEN run: anyone may join, nobody is checked."
     return (

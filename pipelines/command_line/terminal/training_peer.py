@@ -1,9 +1,10 @@
 """A training peer on the terminal: output for people, and events for programs."""
 
+import contextlib
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -35,38 +36,27 @@ def run_training_peer(repository: str, network: NetworkOptions, compute: Compute
     """Join a run and train until it ends, the options' limit is reached, or a signal asks to stop."""
     names = PeerNames()
     console = become_worker(names, pauses=True)
-    from pipelines.core.peer.entering import PeerContext
-    from pipelines.joining.join_run import join_run
-    from pipelines.tasks.choice import open_task
-    from pipelines.tools.doctor.examination import quick_checks
+    from pipelines.features.publishing.repository.snapshot import RunSnapshot
 
-    with console.status(f"Reading {repository}") as status:
-        parts = PeerContext(
-            on_event=partial(_on_event, repository, console, status, events),
-            show=(lambda progress: status.update(str(progress))) if console.is_terminal else None,
-            takes_signals=True,
-        )
-        with join_run(
-            repository,
-            open_task,
-            network=network,
-            compute=compute,
-            check=lambda *machine: report_obstacles(console, repository, quick_checks(*machine)),
-            parts=parts,
-        ) as membership:
+    with console.status(f"Reading {repository}") as status, contextlib.ExitStack() as stack:
+        on_event = partial(_on_event, repository, console, status, events)
+        if RunSnapshot.read(repository).run.wire == "hub":
+            membership = stack.enter_context(_joined_over_hub(repository, compute, on_event))
+            reports = membership.train()
+        else:
+            membership = stack.enter_context(_joined(console, status, repository, network, compute, on_event))
             reports = _noting_link(repository, console, membership.train(), membership.peer)
-            session = Session(repository, membership.username)
-            with (
-                repeated(partial(names.read, membership.peer.records), SECONDS_BETWEEN_NAMES, "peer-names"),
-                repeated(session.count_traffic, SECONDS_BETWEEN_COUNTS, "traffic"),
-                repeated(session.read_standing, SECONDS_BETWEEN_STANDINGS, "standing"),
-            ):
-                _show_training(console, status, reports, membership.peer, events, session)
+            read_names = partial(names.read, membership.peer.records)
+            stack.enter_context(repeated(read_names, SECONDS_BETWEEN_NAMES, "peer-names"))
+        session = Session(repository, membership.username)
+        stack.enter_context(repeated(session.count_traffic, SECONDS_BETWEEN_COUNTS, "traffic"))
+        stack.enter_context(repeated(session.read_standing, SECONDS_BETWEEN_STANDINGS, "standing"))
+        _show_training(console, status, reports, membership.peer, events, session)
     peer = membership.peer
     events.happened("left", num_samples=peer.num_samples)
     console.print(
         f"Left {repository}: contributed {peer.num_samples} {peer.run.unit} in {counted(peer.num_epochs, 'epoch')} and "
-        f"{duration(seconds_since_start())}; at epoch {peer.optimizer.local_epoch} of {peer.run.num_epochs}; "
+        f"{duration(seconds_since_start())}; at epoch {peer.epoch} of {peer.run.num_epochs}; "
         f"{session.traffic_words()}.",
         highlight=False,
         soft_wrap=True,
@@ -74,6 +64,42 @@ def run_training_peer(repository: str, network: NetworkOptions, compute: Compute
     if membership.found_new_generation:
         console.print(f"{repository} was rolled back: joining its new generation.")
         raise typer.Exit(START_AGAIN_EXIT_CODE)
+
+
+def _joined(
+    console: Console,
+    status: Any,
+    repository: str,
+    network: NetworkOptions,
+    compute: ComputeOptions,
+    on_event: Callable[..., None],
+) -> contextlib.AbstractContextManager[Any]:
+    """Join a swarm."""
+    from pipelines.core.peer.entering import PeerContext
+    from pipelines.joining.join_run import join_run
+    from pipelines.tasks.choice import open_task
+    from pipelines.tools.doctor.examination import quick_checks
+
+    parts = PeerContext(
+        on_event=on_event,
+        show=(lambda progress: status.update(str(progress))) if console.is_terminal else None,
+        takes_signals=True,
+    )
+
+    def check(*machine: Any) -> None:
+        report_obstacles(console, repository, quick_checks(*machine))
+
+    return join_run(repository, open_task, network=network, compute=compute, check=check, parts=parts)
+
+
+def _joined_over_hub(
+    repository: str, compute: ComputeOptions, on_event: Callable[..., None]
+) -> contextlib.AbstractContextManager[Any]:
+    """Join a run whose wire is the Hub."""
+    from pipelines.joining.over_the_hub import join_over_hub
+    from pipelines.tasks.choice import open_task
+
+    return join_over_hub(repository, open_task, compute=compute, on_event=on_event, takes_signals=True)
 
 
 def _on_event(repository: str, console: Console, status: Any, events: EventFile, event: str, **values: Any) -> None:

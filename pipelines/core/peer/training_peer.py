@@ -19,10 +19,10 @@ from pipelines.core.peer.data_lease import DataLease
 from pipelines.core.peer.handing_over import hand_over
 from pipelines.core.peer.pausing import PauseSwitch, take_break
 from pipelines.core.peer.reports import StepReport
+from pipelines.core.peer.volunteer import last_epoch
 from pipelines.core.run.compute_options import ComputeOptions
 from pipelines.core.run.finished import RunFinishedError, finished_message
 from pipelines.core.run.task import Batch, NamedBatch, TrainingTask, num_samples
-from pipelines.core.run.training_run import TrainingRun
 from pipelines.core.state.anchors import AnchorKeys
 from pipelines.core.state.checkpoint_tensors import RunState, load_training_state
 from pipelines.core.state.transfer import ShowProgress
@@ -151,6 +151,11 @@ class TrainingPeer:
             own.set_epoch(state.epoch)
         self.optimizer.begin_epoch()
         return state
+
+    @property
+    def epoch(self) -> int:
+        """The epoch whose gradients this peer gathers."""
+        return self.optimizer.local_epoch
 
     def may_be_ending(self) -> bool:
         """Whether the others may have ended the run's last epoch, so that the Hub will soon say so."""
@@ -292,8 +297,3 @@ def _ask_nobody() -> None: ...
 def suspect_record(suspect: Suspect) -> SuspectRecord:
     """Return what is published of a suspect."""
     return SuspectRecord(peer_id=suspect.peer_id, offence=suspect.offence.name, num_rounds=suspect.num_rounds)
-
-
-def last_epoch(run: TrainingRun, compute: ComputeOptions, first: int) -> int:
-    """Return the epoch at which a peer that starts at epoch `first` leaves."""
-    return run.num_epochs if compute.max_epochs is None else min(run.num_epochs, first + compute.max_epochs)

@@ -7,6 +7,7 @@ import torch
 from huggingface_hub import get_token, whoami
 
 from pipelines.core.run.compute_options import ComputeOptions
+from pipelines.core.run.training_run import TrainingRun
 from pipelines.core.torch_devices import torch_device
 
 ANONYMOUS = "anonymous"
@@ -34,3 +35,8 @@ def with_devices(compute: ComputeOptions) -> ComputeOptions:
 def hub_username() -> str:
     """Return the Hub user's name, or `anonymous` without a token; a refused token is an error."""
     return whoami()["name"] if get_token() else ANONYMOUS
+
+
+def last_epoch(run: TrainingRun, compute: ComputeOptions, first: int) -> int:
+    """Return the epoch at which a peer that starts at epoch `first` leaves."""
+    return run.num_epochs if compute.max_epochs is None else min(run.num_epochs, first + compute.max_epochs)

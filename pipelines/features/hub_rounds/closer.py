@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 POINTERS_AT_ONCE, CONTENTS_AT_ONCE = 16, 8
 SECONDS_BETWEEN_LISTINGS = 60.0
-"""Between two looks at who has a bucket."""
+"""Between two looks at who has a bucket, or a window if that is less."""
 
 SECONDS_BETWEEN_TRIES = 1.0
 SECONDS_LATE = 2.0
@@ -260,7 +260,7 @@ class RoundCloser:
     def _users(self) -> list[str]:
         if time.monotonic() >= self._next_listing:
             self._volunteers = self._files.volunteers()
-            self._next_listing = time.monotonic() + SECONDS_BETWEEN_LISTINGS
+            self._next_listing = time.monotonic() + min(SECONDS_BETWEEN_LISTINGS, self.run.window_seconds / 2)
         return self._volunteers
 
     def _sleep_until(self, moment: float) -> None:

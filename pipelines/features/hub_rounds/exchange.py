@@ -20,8 +20,8 @@ logger = logging.getLogger(__name__)
 SECONDS_BEFORE_BYTES = 2.0
 """From the deadline until a contribution's bytes may be seen: no pointer to a copy of them can be in time."""
 
-SECONDS_FOR_BYTES = 30.0
-"""From the deadline until they must be there, or a third of the window if that is less."""
+LEAST_SECONDS_FOR_BYTES, SECONDS_FOR_BYTES = 5.0, 30.0
+"""From the deadline until they must be there: a third of the window, within these limits."""
 
 FIRST_POLL_SECONDS, LONGEST_POLL_SECONDS, POLL_GROWTH = 3.0, 60.0, 1.3
 SECONDS_BETWEEN_TRIES = 2.0
@@ -31,7 +31,7 @@ KEPT_OFFERS = 2
 
 def seconds_for_bytes(window_seconds: float) -> float:
     """Return how long after the deadline the bytes of a contribution must be there."""
-    return min(SECONDS_FOR_BYTES, window_seconds / 3)
+    return min(SECONDS_FOR_BYTES, max(LEAST_SECONDS_FOR_BYTES, window_seconds / 3))
 
 
 def polls(window_seconds: float) -> Iterator[float]:

@@ -1,6 +1,8 @@
 """A training peer whose only wire is the Hub: one loop that computes, and rounds that it exchanges meanwhile."""
 
+import hashlib
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -9,6 +11,8 @@ from pathlib import Path
 from pipelines.core.gradients.local_computation import LocalComputation
 from pipelines.core.peer.pausing import PauseSwitch, take_break
 from pipelines.core.peer.reports import StepReport
+from pipelines.core.peer.volunteer import last_epoch
+from pipelines.core.run.compute_options import ComputeOptions
 from pipelines.core.run.task import Batch, num_samples
 from pipelines.core.run.training_run import TrainingRun
 from pipelines.features.hub_rounds.closing import next_deadline
@@ -65,19 +69,20 @@ class HubPeer:
         user: str,
         device: str,
         package_version: str,
+        limits: ComputeOptions,
         fetch_checkpoint: Callable[[], Path | None],
     ) -> None:
         self.run, self.state, self._computation, self._reader, self._exchange = (
             task_run, state, computation, reader, exchange,
         )  # fmt: skip
-        self._user, self._device, self._package_version = user, device, package_version
+        self._user, self._device, self._package_version, self._limits = user, device, package_version, limits
         self._fetch_checkpoint, self._clock = fetch_checkpoint, reader.files.clock
         self.pause_switch = PauseSwitch()
         self._own = OwnContribution(state.codec)
         sums = LocalGradientSum(state.training.main_parameters)
         self._gathering = SparseLocalSteps(self.run, state.model, sums, self._own, state.training)
         self._offered: Pointer | None = None
-        self._deadline = 0.0
+        self._deadline = self._looked_before = 0.0
         self._samples_of_round, self._loss_of_round = 0, 0.0
         self._speed = 0.0
         self._newest: ClosedRound | None = None
@@ -108,11 +113,16 @@ class HubPeer:
         return f"{source} + {num_rounds} rounds" if num_rounds else source
 
     def train(self, batches: Iterable[Batch], stop: threading.Event) -> Iterator[StepReport]:
-        """Train until `stop` is set or the run has had its last round. Yields a report after every micro-batch."""
+        """Train until `stop` is set, the run has had its last round or a local limit is reached.
+
+        Yields a report after every micro-batch.
+        """
+        limit = last_epoch(self.run, self._limits, self.epoch)
+        deadline = time.monotonic() + 3600 * (self._limits.max_hours or math.inf)
         for batch in batches:
             if self.pause_switch.is_on:
                 self.pause_switch.wait_until_off(stop)
-            if stop.is_set() or self.is_over:
+            if stop.is_set() or self.epoch >= limit or time.monotonic() >= deadline:
                 return
             started, epoch = time.monotonic(), self.epoch
             loss = self._step(batch)
@@ -144,14 +154,15 @@ class HubPeer:
     def _turn(self, stop: threading.Event) -> bool:
         """Do what the round asks for now; return whether that took time."""
         waits = time.monotonic() - self._synchronised_at > WINDOWS_AHEAD * self.run.window_seconds
-        if not self._exchange.is_under_way:
-            lead = MARGIN * self._exchange.publish_seconds
-            deadline = next_deadline(self._deadline, self.run.window_seconds, self._clock())
-            if self._clock() < deadline - lead and not waits:
-                return False
-            self._offer(deadline)
-            return True
         try:
+            if not self._exchange.is_under_way:
+                self._follow_others()
+                lead = MARGIN * self._exchange.publish_seconds
+                deadline = next_deadline(self._deadline, self.run.window_seconds, self._clock())
+                if self._clock() < deadline - lead and not waits:
+                    return False
+                self._offer(deadline)
+                return True
             while (closed := self._exchange.outcome(SECONDS_BETWEEN_LOOKS if waits else 0.0)) is None:
                 if not waits or stop.is_set():
                     return False
@@ -160,6 +171,18 @@ class HubPeer:
             logger.warning("This peer takes the newest checkpoint: %s.", error)
             self._recover(stop)
         return True
+
+    def _follow_others(self) -> None:
+        """Follow the rounds that were closed while this peer was not there: their deadlines have passed."""
+        deadline = next_deadline(self._deadline, self.run.window_seconds, self._clock())
+        if deadline in (self._deadline, self._looked_before):
+            return
+        self._looked_before = deadline
+        try:
+            for closed in replayed(self._reader, self.state):
+                self._note(closed)
+        except (HubAwayError, IncompleteError) as error:
+            logger.info("What the others have done is not known: %s", error)
 
     def _offer(self, deadline: float) -> None:
         """ContributionOffer the progress since the last round to the one that ends at the deadline."""
@@ -174,8 +197,6 @@ class HubPeer:
         self._exchange.begin(self.state.terms(), deadline, offer)
 
     def _pointer(self, content: bytes, samples: int) -> Pointer:
-        import hashlib
-
         self.num_samples += samples
         return Pointer(
             swarm_id=self.run.swarm_id,

@@ -31,7 +31,7 @@ from pipelines.core.gradients.micro_batch import (
     trial,
 )
 from pipelines.core.peer.pausing import PauseSwitch
-from pipelines.core.peer.training_peer import last_epoch
+from pipelines.core.peer.volunteer import last_epoch
 from pipelines.core.run.compute_options import ComputeOptions
 from pipelines.core.run.task import num_samples
 from pipelines.core.swarm.network_options import NetworkOptions
