@@ -134,8 +134,6 @@ ROOMS = {
 }
 """What a room below `pipelines` may import besides itself and what lies in it: rooms, libraries of ours, or a ring."""
 
-STILL = {}
-"""Where a ring still imports a higher one: a list that only becomes shorter."""
 
 MAY_IMPORT = {
     "modeling_dalle_collab": (),

@@ -39,11 +39,14 @@ class ForkedCommands:
         """Run a Python file."""
         return self._run(str(path), arguments, {}, Path.cwd())
 
-    def started_worker(self, log: Path, *arguments: str) -> AbstractContextManager[ForkedProcess]:
-        """Start `dalle-collab` as the worker of a peer; kill it and all that it started at the end of the block."""
+    def started_worker(self, log: Path, *arguments: str, **variables: str) -> AbstractContextManager[ForkedProcess]:
+        """Start `dalle-collab` as the worker of a peer; kill it and all that it started at the end of the block.
+
+        `variables` are those of its environment that are its own, such as `HF_TOKEN`.
+        """
         from published_runs import killed_with_family
 
-        worker = {"DALLE_COLLAB_WORKER": "1"}
+        worker = {"DALLE_COLLAB_WORKER": "1", **variables}
         return killed_with_family(ForkedProcess(self._server, "pipelines.command_line.main", arguments, log, worker))
 
     def _run(self, program, arguments, environment, folder) -> subprocess.CompletedProcess:

@@ -5,7 +5,6 @@ from contextlib import ExitStack
 
 import pytest
 from assistants import assistant
-from published_runs import started_command
 from running_programs import end_of
 
 from pipelines.core.signing.signed_statement import read_statement
@@ -57,7 +56,8 @@ def test_volunteers_train_over_the_hub_alone_and_a_late_one_comes_to_the_same_bi
         def join(name):
             events, log = tmp_path / f"{name}.jsonl", tmp_path / f"{name}.log"
             words = ["join", run, "--micro-batch-size", "4", "--device", "cpu", "--events", str(events)]
-            process = stack.enter_context(started_command(training_material.hub, log, *words, token=volunteers[name]))
+            start = training_material.commands.started_worker(log, *words, HF_TOKEN=volunteers[name])
+            process = stack.enter_context(start)
             return process, events, log
 
         peers = {name: join(name) for name in ("vera", "wanda")}
@@ -67,12 +67,6 @@ def test_volunteers_train_over_the_hub_alone_and_a_late_one_comes_to_the_same_bi
             assert process.wait(SECONDS) == 0, end_of(log)
         assert auxiliary.process.wait(SECONDS) == 0, auxiliary.log()
     closed = lists_of(training_material, run)
-    print(
-        [
-            (n, [m.pointer.user for m in c.members], [(o.user, o.reason) for o in c.left_out], c.closed_at)
-            for n, c in closed.items()
-        ]
-    )
     assert list(closed) == list(range(11))
     assert all(closed[number].previous == closed[number - 1].state for number in range(1, 11))
     for _, _, log in peers.values():
