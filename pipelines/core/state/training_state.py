@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import ParamsT
 
+from pipelines.core.optimizers.gradient_norm import RefusedStepError
 from pipelines.core.state.digest import StateManifest, named_state
 from pipelines.core.state.snapshot import StateSnapshot
 
@@ -122,6 +123,8 @@ class TrainingState:
             try:
                 if steps:
                     self.optimizer.step()
+            except RefusedStepError as error:  # all who have this average refuse it alike, and stay equal
+                logger.warning("Epoch %d ends without a step. %s", epoch, error)
             finally:  # a step that fails may have changed something
                 self._follow_schedule()
                 self._note_change(epoch)

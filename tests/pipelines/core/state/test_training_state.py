@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from pipelines.core.optimizers.choice import linear_schedule
+from pipelines.core.optimizers.nesterov import Nesterov
 from pipelines.core.state.training_state import TrainingState
 
 PURE = """
@@ -45,6 +46,18 @@ def values(parameters):
 
 def are_equal(first, second):
     return all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
+
+
+def test_along_a_gradient_that_nobody_can_use_the_epoch_ends_without_a_step_and_training_goes_on():
+    model = torch.nn.Linear(3, 2)
+    state = TrainingState("birds", list(model.parameters()), partial(Nesterov, lr=1.0, momentum=0.0))
+    before = values(state.main_parameters)
+    for parameter in state.optimized_parameters:
+        parameter.grad.fill_(1e30)  # finite, as a partner may send it
+    state.step()
+    assert state.state_epoch == 1
+    assert are_equal(state.main_parameters, before) and are_equal(state.optimized_parameters, before)
+    state.close()
 
 
 def test_a_step_changes_optimizer_model_epoch_and_learning_rate(state):
