@@ -25,6 +25,7 @@ from pipelines.core.run.training_run import TrainingRun, stable_seed
 from pipelines.core.run.versions import package_version
 from pipelines.core.signing.publisher_keys import PublisherKey
 from pipelines.core.torch_devices import describe_device, num_cores, wanted_threads
+from pipelines.features.hub_rounds.auditing import AuditedRound, audited, first_start
 from pipelines.features.hub_rounds.closer import RoundCloser
 from pipelines.features.hub_rounds.exchange import RoundExchange
 from pipelines.features.hub_rounds.files import RoundFiles
@@ -38,6 +39,7 @@ from pipelines.features.publishing.auxiliary.auxiliary_peer import AuxiliaryPeer
 from pipelines.features.publishing.auxiliary.publishing.hub_publisher import HubPublisher
 from pipelines.features.publishing.metrics.trackers import Trackers
 from pipelines.features.publishing.publishable_task import OpenTask, PublishableTask
+from pipelines.features.publishing.repository.epoch_tags import tagged_epochs
 from pipelines.features.publishing.repository.generation_watch import GenerationWatch, watching_generation
 from pipelines.features.publishing.repository.key_list import PUBLISHER, TrustedKeys
 from pipelines.features.publishing.repository.organiser import local_folder
@@ -197,6 +199,33 @@ def assist_over_hub(
         if not peer.publisher.is_listed:
             on_event("unlisted", key=key, entry=peer.publisher.keys.find(key))
         yield HubAssistance(peer=peer, trackers=trackers, stop=stop)
+
+
+@contextlib.contextmanager
+def rounds_to_audit(repository: str, open_task: OpenTask) -> Iterator[tuple[TrainingRun, Iterator[AuditedRound]]]:
+    """Yield a run whose wire is the Hub, and the findings about its rounds: all whose contributions are still kept.
+
+    Raises:
+        ValueError: the run has another wire, or no round that can be repeated.
+        OSError: the Hub cannot be reached.
+    """
+    snapshot = RunSnapshot.read(repository)
+    run = snapshot.run
+    if run.wire != "hub":
+        raise ValueError(f"The wire of {repository} is {run.wire}; expected hub: only there are rounds kept as files.")
+    task = open_task(run, str(snapshot.download_signed()), None)
+    files = RoundFiles(repository, run)
+    reader = RoundReader(files, run.contributions_per_round, lambda: snapshot.keys.holders(PUBLISHER, at=files.clock()))
+    tags = tagged_epochs(HfApi(), repository)
+    if (start := first_start(reader, {0, *tags})) is None:
+        raise ValueError(
+            f"{repository} has no round whose contributions are still kept. Look again once its auxiliary peer has "
+            f"closed one: dalle-collab run assist {repository}"
+        )
+    folder = RunSnapshot.read(repository, revision=tags[start]).download_checkpoint(task) if start else None
+    state = ReplayedState(run, task.new_model())
+    with contextlib.closing(state):
+        yield run, audited(reader, state, folder)
 
 
 def _following(repository: str, task: PublishableTask, publisher: HubPublisher, _evaluate: object) -> HubFollowing:
