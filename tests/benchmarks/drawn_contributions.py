@@ -11,7 +11,6 @@ import torch
 from measurement import RESULTS, Row, write_results
 from swarm_simulator import Cells
 
-from pipelines.core.optimizers.adamw import AdamW
 from pipelines.core.optimizers.schedule import linear_factor
 from pipelines.features.sparse.layout import ChunkLayout
 from pipelines.features.sparse.mean import norm_scales, share_to_send_again
@@ -139,7 +138,7 @@ class Swarm:
         for block in self.own.split(PEERS_AT_ONCE):
             layers = [torch.nn.Parameter(layer) for layer in as_layers(block)]
             layers = [torch.nn.Parameter(layer.detach().clone()) for layer in layers]
-            self.blocks.append((layers, AdamW(layers, lr=design.rate, betas=BETAS, bits=32)))
+            self.blocks.append((layers, torch.optim.Adam(layers, lr=design.rate, betas=BETAS, eps=1e-6, fused=True)))
 
     def local_steps(self, factor: float) -> torch.Tensor:
         progress = []
