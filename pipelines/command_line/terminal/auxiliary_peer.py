@@ -17,7 +17,6 @@ from pipelines.command_line.terminal.peer_names import SECONDS_BETWEEN_NAMES, Pe
 from pipelines.command_line.terminal.worker import become_worker
 from pipelines.core.peer.repeating import repeated
 from pipelines.core.swarm.network_options import NetworkOptions
-from pipelines.features.servers.server_record import SERVERS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -137,6 +136,7 @@ def _keep_entry(
     from pipelines.core.signing.publisher_keys import PublisherKey
     from pipelines.features.publishing.auxiliary.entry_keeping import kept_entry
     from pipelines.features.publishing.auxiliary.serving_audits import ServingAudits
+    from pipelines.features.servers.server_record import SERVERS
 
     key = PublisherKey.load_or_create(options.key_file)
     with console.status(f"Reading {repository}") as status, contextlib.ExitStack() as stack:
