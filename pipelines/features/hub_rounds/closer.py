@@ -18,7 +18,12 @@ from pipelines.core.signing.signed_statement import (
     signed_text,
 )
 from pipelines.features.hub_rounds.closing import MOST_REASON, NOT_DRAWN, drawn_order, next_deadline, refusal
-from pipelines.features.hub_rounds.exchange import SECONDS_BEFORE_BYTES, seconds_for_bytes, takeover_seconds
+from pipelines.features.hub_rounds.exchange import (
+    SECONDS_BEFORE_BYTES,
+    SECONDS_OF_GRACE,
+    seconds_for_bytes,
+    takeover_seconds,
+)
 from pipelines.features.hub_rounds.files import Found
 from pipelines.features.hub_rounds.reading import RoundReader
 from pipelines.features.hub_rounds.statements import (
@@ -103,7 +108,7 @@ class RoundCloser:
             return SECONDS_BETWEEN_TRIES
         if place:
             self._follow(place)
-        moment = self._deadline + place * takeover_seconds(self.run.window_seconds)
+        moment = self._deadline + SECONDS_OF_GRACE + place * takeover_seconds(self.run.window_seconds)
         if (rest := moment - self._files.clock()) > 0:
             return min(rest, SECONDS_BETWEEN_TRIES if not place else 5.0)
         self._close()

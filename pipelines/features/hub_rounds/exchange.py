@@ -17,7 +17,10 @@ from pipelines.features.hub_rounds.stepping import ClosedRound
 
 logger = logging.getLogger(__name__)
 
-SECONDS_BEFORE_BYTES = 2.0
+SECONDS_OF_GRACE = 1.0
+"""From the deadline until pointers are read: the Hub tells its time in whole seconds, and clocks here are as exact."""
+
+SECONDS_BEFORE_BYTES = 2.5
 """From the deadline until a contribution's bytes may be seen: no pointer to a copy of them can be in time."""
 
 LEAST_SECONDS_FOR_BYTES, SECONDS_FOR_BYTES = 5.0, 30.0

@@ -16,7 +16,7 @@ from pipelines.core.run.compute_options import ComputeOptions
 from pipelines.core.run.task import Batch, num_samples
 from pipelines.core.run.training_run import TrainingRun
 from pipelines.features.hub_rounds.closing import next_deadline
-from pipelines.features.hub_rounds.exchange import ContributionOffer, RoundExchange
+from pipelines.features.hub_rounds.exchange import SECONDS_OF_GRACE, ContributionOffer, RoundExchange
 from pipelines.features.hub_rounds.files import HubAwayError
 from pipelines.features.hub_rounds.gradient_sum import LocalGradientSum
 from pipelines.features.hub_rounds.reading import IncompleteError, OtherStateError, RoundReader, replayed
@@ -157,7 +157,7 @@ class HubPeer:
         try:
             if not self._exchange.is_under_way:
                 self._follow_others()
-                lead = MARGIN * self._exchange.publish_seconds
+                lead = MARGIN * self._exchange.publish_seconds + SECONDS_OF_GRACE
                 deadline = next_deadline(self._deadline, self.run.window_seconds, self._clock())
                 if self._clock() < deadline - lead and not waits:
                     return False
@@ -216,14 +216,14 @@ class HubPeer:
 
     def _follow(self, closed: ClosedRound) -> None:
         """Take the step of a round that was closed."""
-        digests = [pointer.digest for pointer in closed.pointers]
+        counted = {pointer.user: pointer.digest for pointer in closed.pointers}
         try:
             scales = self.state.follow(closed)
         except FalseListError as error:
             self._reader.accuse(closed.closed.key, str(error))
             raise
         if self._offered is not None:
-            if self._offered.digest in digests:
+            if counted.get(self._user) == self._offered.digest:
                 self._own.share_to_send_again = share_to_send_again(scales[self._user])
             else:
                 self._say_left_out(closed)

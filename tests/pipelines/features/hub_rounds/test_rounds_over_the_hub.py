@@ -1,12 +1,20 @@
 """Real peers whose only wire is the embedded Hub: equal bits, whoever comes late, and nothing of hivemind."""
 
 import json
+import shutil
+import subprocess
+import sys
+from collections import Counter
 from contextlib import ExitStack
 
 import pytest
 from assistants import assistant
+from lonely_links import lonely_links
+from published_runs import command_environment, killed_with_family
 from running_programs import end_of
+from support_files import SUPPORT
 
+from hub_tools.processes.child_process import ChildProcess
 from pipelines.core.signing.signed_statement import read_statement
 from pipelines.features.hub_rounds.statements import RoundList
 
@@ -78,3 +86,46 @@ def test_volunteers_train_over_the_hub_alone_and_a_late_one_comes_to_the_same_bi
     told = training_material.commands.run("run", "audit", run, "--rounds")
     assert told.returncode == 0, told.stderr
     assert "rounds 1 to 8 repeated, 8 lists right and 0 false" in told.stdout + told.stderr
+
+
+def may_make_namespaces():
+    made = subprocess.run(["ip", "netns", "add", "dalle-trial"], capture_output=True, check=False).returncode == 0
+    if made:
+        subprocess.run(["ip", "netns", "del", "dalle-trial"], check=True)
+    return made
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not shutil.which("ip") or not may_make_namespaces(), reason="needs network namespaces")
+def test_four_peers_that_reach_nothing_but_the_hub_and_have_no_hivemind_come_to_equal_states_in_sixty_rounds(
+    training_material, volunteers, tmp_path
+):
+    run = training_material.create_run("org/lonely", **(HUB_SETTINGS | dict(num_epochs=60, kept_rounds=60)))
+    hub, names = training_material.hub, [*volunteers, "alice"]
+    tokens = {**volunteers, "alice": hub.alice_token}
+    with ExitStack() as stack:
+        port = int(hub.endpoint.rpartition(":")[2])
+        links = stack.enter_context(lonely_links("lonely", len(names), port))
+        auxiliary = stack.enter_context(assistant(training_material, run, tmp_path, "aux"))
+        processes = []
+        for name, (inside, endpoint) in zip(names, links, strict=True):
+            log = tmp_path / f"{name}.log"
+            words = ["join", run, "--micro-batch-size", "4", "--device", "cpu", "--cpu-threads", "1"]
+            environment = command_environment(hub, tokens[name]) | {
+                "HF_ENDPOINT": endpoint, "DALLE_COLLAB_WORKER": "1", "HF_HOME": str(tmp_path / name),
+            }  # fmt: skip
+            with log.open("w", encoding="utf-8") as output:
+                command = [*inside, sys.executable, str(SUPPORT / "peer_without_hivemind.py"), *words]
+                peer = ChildProcess(command, env=environment, stdout=output, stderr=output)
+            processes.append((stack.enter_context(killed_with_family(peer)), log))
+        for process, log in processes:
+            assert process.wait(900) == 0, end_of(log)
+        assert auxiliary.process.wait(SECONDS) == 0, auxiliary.log()
+    closed = lists_of(training_material, run)
+    assert list(closed) == list(range(61))
+    assert all(closed[number].previous == closed[number - 1].state for number in range(1, 61))
+    counted = Counter(member.pointer.user for one in closed.values() for member in one.members)
+    assert min(counted[name] for name in names) > 40, counted
+    for _, log in processes:
+        said = log.read_text(encoding="utf-8")
+        assert "takes the newest checkpoint" not in said and "Traceback" not in said, said
