@@ -93,12 +93,14 @@ def test_ctrl_c_leaves_the_swarm_with_one_line_and_nothing_else(tmp_path):
     assert "Stopped by Ctrl-C: leaving the swarm" in said and "Traceback" not in said and "Exception" not in said
 
 
+@pytest.mark.long
 def test_a_script_whose_p2pd_was_killed_says_so_and_ends_with_all_of_its_processes(tmp_path):
     code, said, left = end_while_it_trains(tmp_path / "errors", lambda process, names, family: names["p2pd"].kill())
     assert (code, left) == (1, [])
     assert "The process that connects this machine to the swarm (p2pd) has ended. This program cannot go on" in said
 
 
+@pytest.mark.long
 def test_hiveminds_processes_end_with_a_script_that_was_killed(tmp_path):
     code, _, left = end_while_it_trains(tmp_path / "errors", lambda process, *_: process.kill())
     assert (code, left) == (-signal.SIGKILL, [])

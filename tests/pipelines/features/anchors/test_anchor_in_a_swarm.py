@@ -48,6 +48,7 @@ def test_an_anchor_signs_what_it_computes_and_newcomers_take_that_also_after_it_
         )
 
 
+@pytest.mark.long
 @pytest.mark.timeout(400)
 def test_an_anchor_that_missed_the_first_rounds_has_the_run_return_and_is_in_those_that_follow(tmp_path):
     run = tiny_run(num_epochs=10_000, target_batch_size=120, matchmaking_seconds=3.0)

@@ -92,6 +92,7 @@ def test_programs_on_the_machine_get_texts_and_a_clear_refusal_of_chats(run, com
     assert pictures.status_code == 404 and "writes texts: POST /v1/completions" in pictures.json()["error"]["message"]
 
 
+@pytest.mark.long
 def test_what_makes_no_sense_is_one_line(run, commands, tmp_path, hub):
     line = the_line(commands.run("generate", run.name, PROMPTS[0], "--swarm", folder=tmp_path, is_worker=True))
     assert f"{run.name} writes texts. To have it do so: dalle-collab write {run.name} ..." in line
