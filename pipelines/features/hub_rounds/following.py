@@ -164,6 +164,8 @@ class HubFollowing:
         )
 
     def _keep_up(self) -> None:
+        if self._replayed.epoch >= self._run.num_epochs:
+            return
         try:
             if self._closer.is_open:
                 self._closer.keep_up()
