@@ -22,6 +22,9 @@ VOLUNTEERS_PROGRAM = "pipelines.command_line.volunteer"
 """Modules that are started as workers: all of `dalle-collab`, or only `join` and `doctor`."""
 
 STARTED_VARIABLE = "DALLE_COLLAB_STARTED"
+HAS_GROUPS = hasattr(os, "killpg")
+"""Whether this system has process groups; elsewhere a peer is one process, which needs no guard."""
+
 START_AGAIN_EXIT_CODE = 86
 """A worker that exits with this code is restarted with the same arguments: its run has started a new generation."""
 

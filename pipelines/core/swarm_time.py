@@ -21,7 +21,8 @@ class SwarmTime:
 
     def __init__(self, wall: Callable[[], float], steady: Callable[[], float]) -> None:
         self._wall, self._steady = wall, steady
-        self._offset = multiprocessing.get_context("fork").RawValue("d", wall() - steady())
+        method = "fork" if "fork" in multiprocessing.get_all_start_methods() else None
+        self._offset = multiprocessing.get_context(method).RawValue("d", wall() - steady())
 
     def __call__(self) -> float:
         """Return the swarm's time."""
@@ -61,5 +62,10 @@ def in_words(seconds: float) -> str:
     return f"{abs(seconds):.1f} s"
 
 
-SWARM_TIME = SwarmTime(lambda: time.time(), lambda: time.clock_gettime(time.CLOCK_BOOTTIME))
+def _seconds_since_the_start() -> float:
+    """Return what counts while the machine sleeps, too; elsewhere than on Linux the nearest that there is."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
+
+
+SWARM_TIME = SwarmTime(lambda: time.time(), _seconds_since_the_start)
 """Of this process and its forks, within `swarm.node.open_dht`."""

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console, Group
 
 from hub_tools.counted import counted, duration
-from hub_tools.processes.process_group import START_AGAIN_EXIT_CODE, seconds_since_start
+from hub_tools.processes.process_group import HAS_GROUPS, START_AGAIN_EXIT_CODE, seconds_since_start
 from pipelines.command_line.terminal.check_list import report_obstacles
 from pipelines.command_line.terminal.entry_words import what_entering_asks, who_may_join
 from pipelines.command_line.terminal.peer_events import EventFile
@@ -160,7 +160,8 @@ class Session:
 
     def count_traffic(self) -> None:
         """Add what this peer's processes have moved since the last call."""
-        self._traffic.look(os.getpgrp())
+        if HAS_GROUPS:
+            self._traffic.look(os.getpgrp())
 
     def read_standing(self) -> None:
         """Read from the Hub what is credited to the user."""

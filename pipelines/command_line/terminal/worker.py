@@ -14,13 +14,13 @@ from rich.logging import RichHandler
 from hub_tools.one_line_errors import TRACEBACK_VARIABLE
 from hub_tools.printing.consoles import open_console
 from hub_tools.processes.process_group import (
+    HAS_GROUPS,
     START_AGAIN_EXIT_CODE,
     guard_process_group,
     is_worker,
     run_as_worker,
 )
 from pipelines.command_line.terminal.consoles import LogLines, OneLineFormatter
-from pipelines.command_line.terminal.pause_key import pausing_by_key
 from pipelines.command_line.terminal.peer_names import PeerNames
 
 logger = logging.getLogger(__name__)
@@ -32,7 +32,11 @@ def become_worker(names: PeerNames | None = None, *, pauses: bool = False) -> Co
     Returns the terminal, to which the log goes from now on, with these `names` of peers. A worker that `pauses` by
     SIGUSR1, once it has begun, does so by a key, too.
     """
+    if not HAS_GROUPS:
+        return _start_logging(names or PeerNames(), shows_everything=_shows_everything())
     if not is_worker():
+        from pipelines.command_line.terminal.pause_key import pausing_by_key
+
         with pausing_by_key() if pauses else contextlib.nullcontext():
             while (code := run_as_worker(sys.argv[1:])) == START_AGAIN_EXIT_CODE:
                 pass
@@ -41,7 +45,11 @@ def become_worker(names: PeerNames | None = None, *, pauses: bool = False) -> Co
         for number in (signal.SIGUSR1, signal.SIGUSR2):  # would kill a worker that has not begun
             signal.signal(number, signal.SIG_IGN)
     guard_process_group()
-    return _start_logging(names or PeerNames(), shows_everything=os.environ.get(TRACEBACK_VARIABLE) == "1")
+    return _start_logging(names or PeerNames(), shows_everything=_shows_everything())
+
+
+def _shows_everything() -> bool:
+    return os.environ.get(TRACEBACK_VARIABLE) == "1"
 
 
 def _start_logging(names: PeerNames, *, shows_everything: bool) -> Console:

@@ -1,7 +1,6 @@
 """How many samples a machine computes at once: measured with real gradients; `size_choice` decides."""
 
 import os
-import resource
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +10,11 @@ import torch
 from pipelines.core.gradients.computation import ComputeGradient
 from pipelines.core.gradients.size_choice import SizeChoice
 from pipelines.core.run.task import Batch, TrainingTask
+
+try:
+    import resource
+except ImportError:  # not a POSIX system
+    resource = None  # type: ignore[assignment]
 
 LARGEST_TRIED = 256
 SHARE_OF_DEVICE_MEMORY = 0.9
@@ -101,7 +105,9 @@ def gpu_suffices(peak: int, *, others: int, total: int, cap: float) -> bool:
 
 
 def _fits_in_ram() -> bool:
-    """Tell beforehand whether a larger pass fits, judged by smaller ones."""
+    """Tell beforehand whether a larger pass fits, judged by smaller ones; it is tried where memory is not measured."""
+    if resource is None:
+        return True
     return ram_suffices(_peak_bytes() - _resting_bytes(), _free_bytes())
 
 

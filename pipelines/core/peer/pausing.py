@@ -54,8 +54,9 @@ def take_break(seconds: float, stop: threading.Event, is_over: Callable[[], bool
 
 @contextlib.contextmanager
 def pause_on_signals(switch: PauseSwitch) -> Iterator[None]:
-    """Let SIGUSR1 pause and SIGUSR2 resume within the block; enter it in the main thread."""
-    with _handled({signal.SIGUSR1: switch.pause, signal.SIGUSR2: switch.resume}):
+    """Let SIGUSR1 pause and SIGUSR2 resume within the block, where there are such; enter it in the main thread."""
+    actions = {"SIGUSR1": switch.pause, "SIGUSR2": switch.resume}
+    with _handled({getattr(signal, name): act for name, act in actions.items() if hasattr(signal, name)}):
         yield
 
 

@@ -1,7 +1,6 @@
 """Local choices of an auxiliary peer, and the folder for what must survive a restart."""
 
 import contextlib
-import fcntl
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,8 +69,13 @@ class AuxiliaryOptions:
 
 @contextlib.contextmanager
 def sole_user(folder: Path) -> Iterator[None]:
-    """Lock the folder for the duration of the block. Raises ValueError if another peer has it."""
+    """Lock the folder for the duration of the block, where the system can. Raises ValueError if another peer has it."""
     folder.mkdir(parents=True, exist_ok=True)
+    try:
+        import fcntl
+    except ImportError:  # not a POSIX system
+        yield
+        return
     with (folder / "lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

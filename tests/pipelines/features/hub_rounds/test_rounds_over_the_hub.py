@@ -61,6 +61,15 @@ def test_volunteers_train_over_the_hub_alone_and_a_late_one_comes_to_the_same_bi
     with ExitStack() as stack:
         auxiliary = stack.enter_context(assistant(training_material, run, tmp_path, "aux"))
 
+        def join_on_a_foreign_system(name):
+            events, log = tmp_path / f"{name}.jsonl", tmp_path / f"{name}.log"
+            words = ["join", run, "--micro-batch-size", "4", "--device", "cpu", "--events", str(events)]
+            command = [sys.executable, "-W", "ignore", str(SUPPORT / "foreign_system.py"), *words]
+            with log.open("w", encoding="utf-8") as output:
+                environment = command_environment(training_material.hub, volunteers[name])
+                process = ChildProcess(command, env=environment, stdout=output, stderr=output)
+            return stack.enter_context(killed_with_family(process)), events, log
+
         def join(name):
             events, log = tmp_path / f"{name}.jsonl", tmp_path / f"{name}.log"
             words = ["join", run, "--micro-batch-size", "4", "--device", "cpu", "--events", str(events)]
@@ -68,7 +77,7 @@ def test_volunteers_train_over_the_hub_alone_and_a_late_one_comes_to_the_same_bi
             process = stack.enter_context(start)
             return process, events, log
 
-        peers = {name: join(name) for name in ("vera", "wanda")}
+        peers = {"vera": join("vera"), "wanda": join_on_a_foreign_system("wanda")}
         auxiliary.wait_until(lambda look: look["held_epoch"] >= 2, "the second round", SECONDS)
         peers["xenia"] = join("xenia")
         for process, _, log in peers.values():
