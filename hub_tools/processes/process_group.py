@@ -22,9 +22,10 @@ VOLUNTEERS_PROGRAM = "pipelines.command_line.volunteer"
 """Modules that are started as workers: all of `dalle-collab`, or only `join` and `doctor`."""
 
 STARTED_VARIABLE = "DALLE_COLLAB_STARTED"
-HAS_GROUPS = hasattr(os, "killpg")
-"""Whether this system has process groups; elsewhere a peer is one process, which needs no guard."""
+HAS_GROUPS = hasattr(os, "pidfd_open")
+"""Whether a peer can be a guarded process group, as on Linux; elsewhere it is one process, which needs no guard."""
 
+IMPORTED_AT = time.monotonic()
 START_AGAIN_EXIT_CODE = 86
 """A worker that exits with this code is restarted with the same arguments: its run has started a new generation."""
 
@@ -105,6 +106,8 @@ def words_for_a_death(number: int) -> str:
 
 def seconds_since_start() -> float:
     """Return how long ago the user asked for this worker, by command or button."""
+    if not HAS_GROUPS:
+        return time.monotonic() - IMPORTED_AT
     started = os.environ.get(STARTED_VARIABLE)
     return time.clock_gettime(time.CLOCK_BOOTTIME) - (float(started) if started else _start_of(os.getpid()))
 

@@ -3,7 +3,10 @@
 `sys.platform` says win32 once the libraries that choose files of their own by it are imported.
 """
 
-import multiprocessing
+import asyncio
+import multiprocessing.heap
+import multiprocessing.sharedctypes
+import multiprocessing.synchronize
 import os
 import signal
 import sys
@@ -17,12 +20,16 @@ OF_SIGNAL = ("SIGUSR1", "SIGUSR2", "SIGKILL", "SIGHUP", "SIGQUIT", "SIGTSTP", "S
 def main() -> None:
     import datasets
     import huggingface_hub
-    import torch
     import rich.console
+    import torch
     import transformers
     import typer
 
-    assert all((datasets, huggingface_hub, rich.console, torch, transformers, typer))
+    import modeling_dalle_collab.modeling_dalle_collab
+    import pipelines.features.memory_estimate.architectures
+
+    assert all((modeling_dalle_collab, pipelines))
+    assert all((asyncio, datasets, huggingface_hub, rich.console, torch, transformers, typer))
     for name in LACKING:
         sys.modules[name] = None  # type: ignore[assignment]
     for module, names in ((os, OF_OS), (signal, OF_SIGNAL), (time, ("clock_gettime", "CLOCK_BOOTTIME"))):
