@@ -57,15 +57,15 @@ def audited(reader: RoundReader, state: ReplayedState, folder: Path | None) -> I
         except FalseListError as error:
             logger.debug("%s", error)
         except OtherStateError:
-            if reader.liars == liars:
+            if set(reader.liars) == liars:
                 raise
-        if reader.liars == liars:
+        if set(reader.liars) == liars:
             return
         yield from _accused(reader, liars, known + 1)
 
 
 def _accused(reader: RoundReader, before: set[str], number: int) -> Iterator[AuditedRound]:
-    for key in reader.liars - before:
+    for key in set(reader.liars) - before:
         before.add(key)
         if (closed := reader.list_of(key, number)) is not None:
             yield _found(closed, "its contributions lead to another state, or were not drawn so")

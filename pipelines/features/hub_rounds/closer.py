@@ -24,7 +24,7 @@ from pipelines.features.hub_rounds.exchange import (
     seconds_for_bytes,
     takeover_seconds,
 )
-from pipelines.features.hub_rounds.files import Found
+from pipelines.features.hub_rounds.files import Found, HubAwayError
 from pipelines.features.hub_rounds.reading import RoundReader
 from pipelines.features.hub_rounds.statements import (
     MOST_CANDIDATES,
@@ -111,21 +111,25 @@ class RoundCloser:
         moment = self._deadline + SECONDS_OF_GRACE + place * takeover_seconds(self.run.window_seconds)
         if (rest := moment - self._files.clock()) > 0:
             return min(rest, SECONDS_BETWEEN_TRIES if not place else 5.0)
-        self._close()
+        # Whoever comes back from a checkpoint is behind: of others' rounds, and of its own.
+        if not self._follow(None):
+            self._close()
         return 0.0
 
-    def _follow(self, most_publishers: int | None) -> None:
-        """Take the steps of rounds that others have closed."""
+    def _follow(self, most_publishers: int | None) -> bool:
+        """Take the steps of rounds that were closed; return whether there were any."""
+        before = self.state.epoch
         while (found := self._reader.closed_round(self.state.terms(), most_publishers)) is not None:
             try:
                 self.state.follow(found)
             except FalseListError as error:
-                self._reader.accuse(found.closed.key, str(error))
+                self._reader.accuse(found.closed.key, str(error), found.closed.round)
                 raise
             self._deadline = found.closed.deadline
             self.on_closed(found)
         if self._deadline is None and (newest := self._reader.present()) is not None:
             self._deadline = newest.deadline
+        return self.state.epoch != before
 
     def _close(self) -> None:
         """Close the round at its deadline; without a contribution it goes on for another window."""
@@ -156,6 +160,7 @@ class RoundCloser:
     def _pointers(self, deadline: float) -> Intake:
         """Read what the volunteers offer; of two that offer the same bytes only one counts."""
         terms, intake = self.state.terms(), Intake()
+        until = deadline + seconds_for_bytes(self.run.window_seconds)
 
         def read(user: str) -> SignedPointer | str | None:
             try:
@@ -164,6 +169,8 @@ class RoundCloser:
                     return None
                 pointer, signature = read_signed(Pointer, found.content)
             except (StatementRefusedError, OSError, ValueError) as error:
+                if isinstance(error, HubAwayError) and self._files.clock() < until:
+                    raise  # nobody is to blame: all of it is done again
                 return str(error)
             if found.modified is not None and found.modified > deadline + SECONDS_LATE:
                 return f"{found.modified - deadline:.0f} s late" if pointer.round == terms.round else None

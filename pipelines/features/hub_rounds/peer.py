@@ -220,7 +220,7 @@ class HubPeer:
         try:
             scales = self.state.follow(closed)
         except FalseListError as error:
-            self._reader.accuse(closed.closed.key, str(error))
+            self._reader.accuse(closed.closed.key, str(error), closed.closed.round)
             raise
         if self._offered is not None:
             if counted.get(self._user) == self._offered.digest:

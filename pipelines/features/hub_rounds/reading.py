@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
@@ -14,6 +15,8 @@ from pipelines.features.hub_rounds.stepping import ClosedRound, FalseListError, 
 logger = logging.getLogger(__name__)
 
 FILES_AT_ONCE = 8
+PATIENCE_SECONDS = 20.0
+"""For how long a list may name contributions that are not there before it is false: they are put before the list."""
 
 
 class OtherStateError(ValueError):
@@ -30,12 +33,18 @@ class RoundReader:
     def __init__(self, files: RoundFiles, most_members: int, publishers: Callable[[], Iterable[str]]) -> None:
         self.files, self._most_members, self._publishers = files, most_members, publishers
         self._newest: dict[str, tuple[str, RoundList]] = {}
-        self.liars: set[str] = set()
-        """Keys that have signed a false list: they no longer close rounds for this process."""
+        self.liars: dict[str, int] = {}
+        """Keys that have signed a false list, and of which round: from that on they close none for this process."""
 
-    def publishers(self) -> list[str]:
-        """Return the keys of those whose lists count, in order."""
-        return [key for key in self._publishers() if key not in self.liars]
+        self._incomplete_since: dict[tuple[str, int], float] = {}
+
+    def publishers(self, number: int | None = None) -> list[str]:
+        """Return the keys of those whose lists of a round count, in order; None: of all rounds to come."""
+        return [
+            key
+            for key in self._publishers()
+            if key not in self.liars or (number is not None and number < self.liars[key])
+        ]
 
     def newest(self, key: str) -> RoundList | None:
         """Return the newest list of a publisher; None: there is none, or what is there is not its own.
@@ -43,9 +52,13 @@ class RoundReader:
         Raises what `RoundFiles.take` raises.
         """
         etag, known = self._newest.get(key, ("", None))
-        found = self.files.take(
-            self.files.run_bucket, self.files.list_path(fingerprint(key), None), RoundList.MOST_BYTES, etag=etag
-        )
+        try:
+            found = self.files.take(
+                self.files.run_bucket, self.files.list_path(fingerprint(key), None), RoundList.MOST_BYTES, etag=etag
+            )
+        except ValueError as error:
+            logger.info("A list of a round is passed over: %s.", error)
+            return None
         if found is None:
             return known
         if (read := self._read(found.content, key)) is not None:
@@ -59,7 +72,11 @@ class RoundReader:
     def list_of(self, key: str, number: int) -> RoundList | None:
         """Return a publisher's list of a round; None, and raises, as `newest`."""
         path = self.files.list_path(fingerprint(key), number)
-        found = self.files.take(self.files.run_bucket, path, RoundList.MOST_BYTES)
+        try:
+            found = self.files.take(self.files.run_bucket, path, RoundList.MOST_BYTES)
+        except ValueError as error:
+            logger.info("A list of a round is passed over: %s.", error)
+            return None
         return None if found is None else self._read(found.content, key)
 
     def closed_round(self, terms: NextRound, most_publishers: int | None = None) -> ClosedRound | None:
@@ -70,24 +87,42 @@ class RoundReader:
             IncompleteError: a contribution is missing.
             HubAwayError, OSError: the Hub does not answer, or refuses.
         """
-        for key in self.publishers()[:most_publishers]:
-            if (closed := self._list_of(key, terms)) is None:
+        own, agrees = self.publishers()[:most_publishers], False
+        for key in self.publishers(terms.round):
+            if key not in own and key not in self.liars:
                 continue
-            if closed.previous != terms.state:
-                raise OtherStateError(
-                    f"round {closed.round} of the publisher {fingerprint(key)} goes on from the state "
-                    f"{closed.previous[:12]}; this process has {terms.state[:12]}"
-                )
-            if (fault := fault_of(closed, terms, self._most_members)) is not None:
-                self.accuse(key, fault)
+            try:
+                closed, agrees = self._list_of(key, terms), agrees or self._has_led_to(key, terms)
+            except OtherStateError:
+                if agrees:  # with a publisher that comes before this one
+                    continue
+                raise
+            if closed is None:
                 continue
-            return ClosedRound(closed=closed, contents=self._contents(closed))
+            if (fault := fault_of(closed, terms, self._most_members)) is None:
+                try:
+                    return ClosedRound(closed=closed, contents=self._contents(closed))
+                except IncompleteError as error:
+                    if not self._is_incomplete_for_good(closed):
+                        raise
+                    fault = str(error)
+            self.accuse(key, fault, terms.round)
         return None
 
-    def accuse(self, key: str, fault: str) -> None:
-        """Let a publisher's lists no longer count."""
+    def accuse(self, key: str, fault: str, number: int) -> None:
+        """Let a publisher's lists no longer count, from that of this round on."""
         logger.warning("The publisher %s of this run has closed a round falsely: %s.", fingerprint(key), fault)
-        self.liars.add(key)
+        self.liars[key] = min(number, self.liars.get(key, number))
+
+    def _has_led_to(self, key: str, terms: NextRound) -> bool:
+        _, newest = self._newest.get(key, ("", None))
+        return newest is not None and (newest.round, newest.state) == (terms.round - 1, terms.state)
+
+    def _is_incomplete_for_good(self, closed: RoundList) -> bool:
+        """Return whether contributions have been missing for long; those of rounds long past nobody keeps."""
+        _, newest = self._newest[closed.key]
+        since = self._incomplete_since.setdefault((closed.key, closed.round), time.monotonic())
+        return time.monotonic() > since + PATIENCE_SECONDS and newest.round - closed.round < self.files.kept_rounds
 
     def _list_of(self, key: str, terms: NextRound) -> RoundList | None:
         newest = self.newest(key)
@@ -100,9 +135,13 @@ class RoundReader:
                     f"this process has {terms.state[:12]}"
                 )
             return None
-        if newest.round == terms.round:
-            return newest
-        return self.list_of(key, terms.round)
+        closed = newest if newest.round == terms.round else self.list_of(key, terms.round)
+        if closed is not None and closed.previous != terms.state:
+            raise OtherStateError(
+                f"round {closed.round} of the publisher {fingerprint(key)} goes on from the state "
+                f"{closed.previous[:12]}; this process has {terms.state[:12]}"
+            )
+        return closed
 
     def _read(self, content: bytes, key: str) -> RoundList | None:
         try:
@@ -114,7 +153,10 @@ class RoundReader:
 
     def _contents(self, closed: RoundList) -> tuple[bytes, ...]:
         def take(digest: str, size: int) -> bytes:
-            found = self.files.take(self.files.run_bucket, self.files.copy_path(closed.round, digest), size)
+            try:
+                found = self.files.take(self.files.run_bucket, self.files.copy_path(closed.round, digest), size)
+            except ValueError:
+                found = None  # longer than it may be
             if found is None or hashlib.sha256(found.content).hexdigest() != digest:
                 raise IncompleteError(f"the contribution {digest[:12]} to round {closed.round} is not there")
             return found.content
@@ -135,6 +177,6 @@ def replayed(reader: RoundReader, state: ReplayedState) -> Iterator[ClosedRound]
         try:
             state.follow(closed)
         except FalseListError as error:
-            reader.accuse(closed.closed.key, str(error))
+            reader.accuse(closed.closed.key, str(error), closed.closed.round)
             raise
         yield closed
