@@ -1,5 +1,6 @@
 """`dalle-collab join`: give GPU time to a training run."""
 
+import contextlib
 import math
 from pathlib import Path
 from typing import Annotated
@@ -87,7 +88,8 @@ def join(
         hours = min(max_hours or math.inf, hours_of(request) - HOURS_TO_LEAVE)
         if hours <= 0:
             raise ValueError(f"The Job is to end after {hours_of(request)} hours; a peer needs more: --job-hours 1")
-        more = ["--max-hours", f"{hours:g}", *([] if client_mode else ["--client-mode"])]
+        is_closed = not client_mode and not _is_over_hub(repository)
+        more = ["--max-hours", f"{hours:g}", *(["--client-mode"] if is_closed else [])]
         run_as_job(request, "join", more=more, labels={"run": repository.replace("/", "--")})
         return
     if event_seconds is not None and events is None:
@@ -122,3 +124,12 @@ def join(
         max_gpu_memory=max_gpu_memory,
     )
     run_training_peer(repository, network, compute, events=EventFile(events, step_seconds=event_seconds))
+
+
+def _is_over_hub(repository: str) -> bool:
+    """Whether the run's peers take no connections at all; a run that cannot be read here may be readable to the Job."""
+    from pipelines.features.publishing.repository.snapshot import RunSnapshot
+
+    with contextlib.suppress(OSError, ValueError):
+        return RunSnapshot.read(repository).run.wire == "hub"
+    return False

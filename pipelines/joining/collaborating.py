@@ -134,6 +134,7 @@ def collaborate(
     dies, the program ends with a line that says so, and exit code 1.
 
     Raises:
+        ValueError: the run's wire is the Hub.
         UnsuitableModelError: the model's parameters are not all float32, or something else of it cannot be averaged.
         UnsuitableOptimizerError: the optimizer is not the model's, or its state cannot be shared.
         OSError: there is too little shared memory for the model.
@@ -141,6 +142,7 @@ def collaborate(
         RuntimeError: this process trains in another swarm.
         AdmissionRefusedError: the run has an authority that does not admit this user, or no longer does.
     """
+    run.check_has_swarm(name or run.run_id, "For your own training loop, create one with: --set wire=p2p")
     check_model(model)
     stepping = optimizer_parts(run, model) if optimizer is None else own_optimizer_parts(run, model, optimizer)
     check_shared_memory(model, shutil.disk_usage(SHARED_MEMORY).free)

@@ -60,6 +60,7 @@ def join_run(
     run, state = snapshot.run, snapshot.run_state
     if state is not None and state["epoch"] >= run.num_epochs:
         raise RunFinishedError(finished_message(run, repository))
+    run.check_has_swarm(repository, "Call join_over_hub of pipelines.joining.over_the_hub.")
     run = snapshot.run_to_enter
     if not run.entry_addresses:
         raise ValueError(

@@ -82,6 +82,14 @@ def authorize(
         _serve(repository, public_address, host, port, key_file, options, drawing)
 
 
+def _check_has_swarm(repository: str) -> None:
+    """Raise ValueError if there is no swarm to which anybody could be admitted."""
+    from pipelines.features.publishing.repository.snapshot import RunSnapshot
+
+    who = f"The Hub admits its peers: name them in the settings of the organisation {repository.split('/')[0]}."
+    RunSnapshot.read(repository).run.check_has_swarm(repository, who)
+
+
 def _serve(
     repository: str, public_address: str | None, host: str, port: int, key_file: Path, options: "ServiceOptions",
     drawing: str | None,
@@ -98,6 +106,7 @@ def _serve(
 
     if public_address:
         check_service_address(public_address)
+    _check_has_swarm(repository)
 
     def announce(address: str) -> None:
         announced = (public_address or address).rstrip("/")
@@ -125,6 +134,7 @@ def _write_space(
         raise ValueError(
             "Peers must know where the Space will be; add for example: --public-address https://my-org-door.hf.space"
         )
+    _check_has_swarm(repository)
     key = load_or_create_key(key_file)
     write_admission_space(repository, folder)
     announce_admission(repository, public_address.rstrip("/"), public_text(key), drawing)

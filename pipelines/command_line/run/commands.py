@@ -126,6 +126,7 @@ def _publish(
 ) -> None:
     import tempfile
 
+    from pipelines.command_line.terminal.entry_words import who_may_join
     from pipelines.features.publishing.repository.creation import create_run_repository
     from pipelines.features.publishing.repository.organiser import found_organiser
 
@@ -135,8 +136,13 @@ def _publish(
     with tempfile.TemporaryDirectory() as folder:
         address = create_run_repository(repository, run, processor, Path(folder), license=license)
     typer.echo(f"Created {repository}: {address}")
-    typer.echo("Next, start its auxiliary peer on a machine that the others can reach:")
-    typer.echo(f"  dalle-collab run assist {repository} --host /ip4/0.0.0.0/tcp/31337 --identity-file assist.key")
+    if run.wire == "hub":
+        typer.echo("Next, start its auxiliary peer, which closes its rounds, on any machine; it needs no open port:")
+        typer.echo(f"  dalle-collab run assist {repository}")
+    else:
+        typer.echo("Next, start its auxiliary peer on a machine that the others can reach:")
+        typer.echo(f"  dalle-collab run assist {repository} --host /ip4/0.0.0.0/tcp/31337 --identity-file assist.key")
+    typer.echo(who_may_join(run, repository))
     if organiser is not None:
         organiser.copy.unlink(missing_ok=True)  # of an earlier run of this name
         where = f" --organiser-key {organiser.key_file}" if key_file else ""
@@ -158,6 +164,7 @@ def show(repository: Run) -> None:
     from rich.table import Table
 
     from hub_tools.printing.consoles import open_console
+    from pipelines.command_line.terminal.entry_words import who_may_join
     from pipelines.features.publishing.repository.snapshot import RunSnapshot
 
     snapshot = RunSnapshot.read(repository)
@@ -165,8 +172,7 @@ def show(repository: Run) -> None:
     table = Table("setting", "value", title=repository)
     for name, value in dataclasses.asdict(run).items():
         table.add_row(name, json.dumps(value) if isinstance(value, (dict, list, tuple)) else str(value))
-    who = "everybody: the run is OPEN" if run.is_open else f"users admitted by {run.authorization_service}"
-    table.add_row("who may join", who, style="bold")
+    table.add_row("who may join", who_may_join(run, repository), style="bold")
     if not run.is_open:
         table.add_row("who may draw with what volunteers serve", run.who_may_draw)
     table.add_row("newest checkpoint", "none yet" if state is None else f"epoch {state['epoch']}", style="bold")

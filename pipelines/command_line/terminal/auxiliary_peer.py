@@ -11,7 +11,12 @@ from rich.console import Console
 
 from hub_tools.counted import counted, duration
 from hub_tools.processes.process_group import START_AGAIN_EXIT_CODE, seconds_since_start
-from pipelines.command_line.terminal.entry_words import what_entering_asks, who_may_join, why_it_does_not_publish
+from pipelines.command_line.terminal.entry_words import (
+    options_without_effect,
+    what_entering_asks,
+    who_may_join,
+    why_it_does_not_publish,
+)
 from pipelines.command_line.terminal.peer_events import EventFile
 from pipelines.command_line.terminal.peer_names import SECONDS_BETWEEN_NAMES, PeerNames
 from pipelines.command_line.terminal.worker import become_worker
@@ -48,7 +53,7 @@ def run_auxiliary_peer(
     from pipelines.core.run.finished import RunFinishedError
 
     try:
-        was_stopped = _assist(console, repository, network, options, events, names)
+        was_stopped = _assist(console, repository, network, options, events, names, stays=stays)
     except RunFinishedError:
         if not stays:
             raise
@@ -66,6 +71,8 @@ def _assist(
     options: "AuxiliaryOptions",
     events: EventFile,
     names: PeerNames,
+    *,
+    stays: bool,
 ) -> bool:
     """Do so; return whether a signal asked to stop."""
     from pipelines.features.publishing.auxiliary.publishing.hub_publisher import RunRolledBackError
@@ -91,6 +98,10 @@ def _assist(
 
         over_hub = RunSnapshot.read(repository).run.wire == "hub"
         if over_hub:
+            if stays:
+                raise ValueError(f"The wire of {repository} is the Hub: it has no swarm to keep. Leave out --stay.")
+            if (line := options_without_effect(repository, network)) is not None:
+                console.print(line, highlight=False, soft_wrap=True)
             from pipelines.joining.over_the_hub import assist_over_hub
 
             assisted = assist_over_hub(repository, open_task, options=options, on_event=on_event, takes_signals=True)

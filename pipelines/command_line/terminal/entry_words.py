@@ -3,11 +3,33 @@
 from pathlib import Path
 
 from pipelines.core.run.training_run import TrainingRun
+from pipelines.core.swarm.network_options import NetworkOptions
 from pipelines.features.publishing.repository.key_list import ListedKey, utc
+
+
+HAS_NO_EFFECT_OVER_HUB = {
+    "host_addresses": "--host",
+    "announce_addresses": "--announce",
+    "client_mode": "--client-mode",
+    "use_relay": "--relay",
+    "bandwidth_limit_mbit": "--bandwidth-limit",
+    "identity_file": "--identity-file",
+    "token_host": "--send-token-to",
+    "startup_timeout_seconds": "--startup-timeout",
+}
+
+
+def options_without_effect(repository: str, network: NetworkOptions) -> str | None:
+    """Name the options of the network that were given for a run whose wire is the Hub; None: there are none."""
+    usual = NetworkOptions()
+    given = [option for name, option in HAS_NO_EFFECT_OVER_HUB.items() if getattr(network, name) != getattr(usual, name)]
+    return f"Without effect, as the wire of {repository} is the Hub: {', '.join(given)}." if given else None
 
 
 def what_entering_asks(run: TrainingRun) -> str:
     """Say what is done on the way into a run's swarm, without the run's name at the end."""
+    if run.wire == "hub":
+        return "Making a bucket for"
     if run.is_open:
         return "Entering"
     return f"Asking {run.authorization_service}, which does not see your Hub token, to admit us to"
@@ -16,7 +38,8 @@ def what_entering_asks(run: TrainingRun) -> str:
 def who_may_join(run: TrainingRun, repository: str) -> str:
     """Say whether everybody may join a run."""
     if run.wire == "hub":
-        return f"Who may create a bucket beside {repository} may join: the Hub's organisation says who."
+        place = repository.partition("/")[0]
+        return f"Who may create buckets in {place} may join {repository}: the settings of {place} on the Hub say who."
     if run.is_open:
         return f"{repository} is an OPEN run: anyone may join, nobody is checked."
     return (

@@ -14,7 +14,7 @@ from rich.console import Console, Group
 from hub_tools.counted import counted, duration
 from hub_tools.processes.process_group import HAS_GROUPS, START_AGAIN_EXIT_CODE, seconds_since_start
 from pipelines.command_line.terminal.check_list import report_obstacles
-from pipelines.command_line.terminal.entry_words import what_entering_asks, who_may_join
+from pipelines.command_line.terminal.entry_words import options_without_effect, what_entering_asks, who_may_join
 from pipelines.command_line.terminal.peer_events import EventFile
 from pipelines.command_line.terminal.peer_names import SECONDS_BETWEEN_NAMES, PeerNames
 from pipelines.command_line.terminal.worker import become_worker
@@ -41,6 +41,8 @@ def run_training_peer(repository: str, network: NetworkOptions, compute: Compute
     with console.status(f"Reading {repository}") as status, contextlib.ExitStack() as stack:
         on_event = partial(_on_event, repository, console, status, events)
         if RunSnapshot.read(repository).run.wire == "hub":
+            if (line := options_without_effect(repository, network)) is not None:
+                console.print(line, highlight=False, soft_wrap=True)
             membership = stack.enter_context(_joined_over_hub(repository, compute, on_event))
             reports = membership.train()
         else:

@@ -176,6 +176,11 @@ class TrainingRun(
         """Samples that the swarm gathers between two rounds of averaging."""
         return self.target_batch_size * self.local_steps
 
+    def check_has_swarm(self, repository: str, instead: str) -> None:
+        """Raise ValueError, with what to do `instead`, if peers meet in no swarm: the run's wire is the Hub."""
+        if self.wire == "hub":
+            raise ValueError(f"The wire of {repository} is the Hub: it has no swarm. {instead}")
+
     def to_json(self) -> str:
         """Return the text of `training_run.json`."""
         values = dataclasses.asdict(self)

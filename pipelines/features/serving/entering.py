@@ -70,6 +70,13 @@ class SwarmConnection:
         return self.admission.username if self.admission.has_authority else chosen or hub_username()
 
 
+def _check_has_swarm(run: TrainingRun, repository: str) -> None:
+    command = "generate" if run.task == "text-to-image" else "write"
+    run.check_has_swarm(
+        repository, f"Nobody serves its model to others; compute with it here: dalle-collab {command} {repository}"
+    )
+
+
 @contextlib.contextmanager
 def entered_swarm(run: TrainingRun, repository: str, network: NetworkOptions) -> Iterator[SwarmConnection]:
     """Be a node of the run's swarm for the duration of the block.
@@ -77,10 +84,11 @@ def entered_swarm(run: TrainingRun, repository: str, network: NetworkOptions) ->
     Call it in the main thread of a process that has no other threads: hivemind forks. So load models afterwards.
 
     Raises:
-        ValueError: the run has no entry address yet.
+        ValueError: the run has no entry address yet, or its wire is the Hub.
         AdmissionRefusedError: the run's authority does not admit this user, or no longer does.
         ConnectionError: the Hub, the authority or the swarm cannot be reached.
     """
+    _check_has_swarm(run, repository)
     if not run.entry_addresses:
         raise ValueError(
             f"{repository} has no entry address yet. Its organiser starts one, which stays after the last epoch: "

@@ -76,6 +76,10 @@ class SwarmReader:
         pause = FIRST_PAUSE_SECONDS
         while not self._stop.is_set():
             run = self._read_run()
+            if run is not None and run.wire == "hub":
+                self._say("")  # no swarm is to be found, and the rest of the page says what is published
+                self._stop.wait(0.5)
+                continue
             if run is None or not run.entry_addresses:
                 self._say(WAITING if run is None else f"{NO_ADDRESS} {self._repository}")
                 self._stop.wait(0.5)
