@@ -69,7 +69,7 @@ def test_the_service_announces_itself_admits_members_and_ends_with_ctrl_c(hub, c
 
     assert f"{name} is OPEN" in commands.run("run", "authorize", name, "--open").stdout
     assert settings().is_open and settings().authorization_key == ""
-    assert "is an OPEN run" in commands.run("run", "show", name).stdout
+    assert "everybody: the run is OPEN" in commands.run("run", "show", name).stdout
     assert "is an OPEN run: anyone may join, nobody is checked." in who_may_join(settings(), name)
     assert f"admitted by {announced.authorization_service}" in who_may_join(announced, name)
 

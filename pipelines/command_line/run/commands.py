@@ -164,7 +164,6 @@ def show(repository: Run) -> None:
     from rich.table import Table
 
     from hub_tools.printing.consoles import open_console
-    from pipelines.command_line.terminal.entry_words import who_may_join
     from pipelines.features.publishing.repository.snapshot import RunSnapshot
 
     snapshot = RunSnapshot.read(repository)
@@ -172,7 +171,10 @@ def show(repository: Run) -> None:
     table = Table("setting", "value", title=repository)
     for name, value in dataclasses.asdict(run).items():
         table.add_row(name, json.dumps(value) if isinstance(value, (dict, list, tuple)) else str(value))
-    table.add_row("who may join", who_may_join(run, repository), style="bold")
+    who = "everybody: the run is OPEN" if run.is_open else f"users admitted by {run.authorization_service}"
+    if run.wire == "hub":
+        who = f"who may create buckets in {repository.partition('/')[0]}"
+    table.add_row("who may join", who, style="bold")
     if not run.is_open:
         table.add_row("who may draw with what volunteers serve", run.who_may_draw)
     table.add_row("newest checkpoint", "none yet" if state is None else f"epoch {state['epoch']}", style="bold")

@@ -6,7 +6,6 @@ from pipelines.core.run.training_run import TrainingRun
 from pipelines.core.swarm.network_options import NetworkOptions
 from pipelines.features.publishing.repository.key_list import ListedKey, utc
 
-
 HAS_NO_EFFECT_OVER_HUB = {
     "host_addresses": "--host",
     "announce_addresses": "--announce",
@@ -22,7 +21,9 @@ HAS_NO_EFFECT_OVER_HUB = {
 def options_without_effect(repository: str, network: NetworkOptions) -> str | None:
     """Name the options of the network that were given for a run whose wire is the Hub; None: there are none."""
     usual = NetworkOptions()
-    given = [option for name, option in HAS_NO_EFFECT_OVER_HUB.items() if getattr(network, name) != getattr(usual, name)]
+    given = [
+        option for name, option in HAS_NO_EFFECT_OVER_HUB.items() if getattr(network, name) != getattr(usual, name)
+    ]
     return f"Without effect, as the wire of {repository} is the Hub: {', '.join(given)}." if given else None
 
 

@@ -11,11 +11,6 @@ from pipelines.core.gradients.computation import ComputeGradient
 from pipelines.core.gradients.size_choice import SizeChoice
 from pipelines.core.run.task import Batch, TrainingTask
 
-try:
-    import resource
-except ImportError:  # not a POSIX system
-    resource = None  # type: ignore[assignment]
-
 LARGEST_TRIED = 256
 SHARE_OF_DEVICE_MEMORY = 0.9
 """Memory beyond this share is left for fragmentation and for the averager's copies."""
@@ -106,9 +101,10 @@ def gpu_suffices(peak: int, *, others: int, total: int, cap: float) -> bool:
 
 def _fits_in_ram() -> bool:
     """Tell beforehand whether a larger pass fits, judged by smaller ones; it is tried where memory is not measured."""
-    if resource is None:
+    try:
+        return ram_suffices(_peak_bytes() - _resting_bytes(), _free_bytes())
+    except (ImportError, OSError):  # not Linux
         return True
-    return ram_suffices(_peak_bytes() - _resting_bytes(), _free_bytes())
 
 
 def _seconds(backward: ComputeGradient, batch: Batch) -> float:
@@ -123,6 +119,8 @@ def ram_suffices(bytes_of_half_the_size: int, free_bytes: int) -> bool:
 
 
 def _peak_bytes() -> int:
+    import resource
+
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
