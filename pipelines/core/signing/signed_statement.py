@@ -106,8 +106,9 @@ def _checked(name: str, value: Any, wanted: Any) -> Any:
         return tuple(_checked(name, one, typing.get_args(wanted)[0]) for one in value)
     if dataclasses.is_dataclass(wanted):
         return built(typing.cast("type[Any]", wanted), value)
-    if wanted is float and type(value) in (int, float) and math.isfinite(value):
-        return float(value)
-    if type(value) is wanted and (wanted is not str or len(value) <= LONGEST_TEXT):
+    if wanted is float:
+        if type(value) in (int, float) and math.isfinite(value):
+            return float(value)
+    elif type(value) is wanted and (wanted is not str or len(value) <= LONGEST_TEXT):
         return value
     raise ValueError(f"{name} is {str(value)[:40]!r}; expected {getattr(wanted, '__name__', wanted)}")

@@ -76,7 +76,16 @@ def test_what_is_signed_is_read_again_and_nothing_else():
 
 @pytest.mark.parametrize(
     "change",
-    [dict(digest="x"), dict(state="A" * 64), dict(samples=0), dict(samples=700), dict(size=0), dict(user="a" * 300)],
+    [
+        dict(digest="x"),
+        dict(state="A" * 64),
+        dict(samples=0),
+        dict(samples=700),
+        dict(size=0),
+        dict(user="a" * 300),
+        dict(loss=float("nan")),
+        dict(samples_per_second=float("inf")),
+    ],
 )
 def test_an_impossible_pointer_is_no_statement(change):
     with pytest.raises((StatementRefusedError, ValueError)):
