@@ -46,6 +46,7 @@ SECONDS_BETWEEN_TRIES = 1.0
 SECONDS_LATE = 2.0
 """How long after the deadline a pointer may have been put: the Hub's clock has whole seconds."""
 
+UNUSABLE = "its bytes are not what its pointer says, or no progress of this model"
 RESERVE = 8
 """Contributions that are fetched besides those that were drawn, for those that cannot be used."""
 
@@ -205,10 +206,12 @@ class RoundCloser:
             path = self._files.offer_path(pointer.round, pointer.digest)
             try:
                 found = self._files.take(self._files.bucket_of(user), path, pointer.size)
-            except (OSError, ValueError) as error:
+            except ValueError:  # more of them
+                return UNUSABLE
+            except OSError as error:
                 return None if self._files.clock() < until else str(error)[:MOST_REASON]
             if found is not None and self.state.usable(pointer, found.content) is None:
-                return "its bytes are not what its pointer says, or no progress of this model"
+                return UNUSABLE
             return found
 
         with ThreadPoolExecutor(CONTENTS_AT_ONCE, "contents") as executor:
