@@ -40,7 +40,8 @@ for name in (
     "core.run.task", "features.publishing.auxiliary.assembly", "features.publishing.auxiliary.auxiliary_peer",
     "features.publishing.auxiliary.publishing.hub_publisher", "features.publishing.metrics.run_metrics",
     "features.publishing.publishable_task", "features.publishing.repository.run_bucket",
-    "features.publishing.repository.snapshot",
+    "features.publishing.repository.snapshot", "joining.over_the_hub", "features.hub_rounds.auditing",
+    "command_line.join", "command_line.terminal.training_peer", "command_line.terminal.auxiliary_peer",
 ):
     importlib.import_module(f"pipelines.{name}")
 for open_kind in importlib.import_module("pipelines.tasks.choice").TASKS.values():

@@ -1,9 +1,10 @@
 """Local choices of an auxiliary peer, and the folder for what must survive a restart."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from hub_tools.checks import check_positive
 from pipelines.core.run.compute_options import GIBIBYTE
@@ -69,17 +70,12 @@ class AuxiliaryOptions:
 
 @contextlib.contextmanager
 def sole_user(folder: Path) -> Iterator[None]:
-    """Lock the folder for the duration of the block, where the system can. Raises ValueError if another peer has it."""
+    """Lock the folder for the duration of the block. Raises ValueError if another peer has it."""
     folder.mkdir(parents=True, exist_ok=True)
-    try:
-        import fcntl
-    except ImportError:  # not a POSIX system
-        yield
-        return
     with (folder / "lock").open("w") as lock:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+            unlock = _locked(lock)
+        except (BlockingIOError, PermissionError) as error:
             raise ValueError(
                 f"Another auxiliary peer on this machine uses {folder}. Give this one its own folder: "
                 "--state-folder FOLDER"
@@ -88,4 +84,17 @@ def sole_user(folder: Path) -> Iterator[None]:
             yield
         finally:
             # Children forked meanwhile also have the file open: closing it here would not release the lock.
-            fcntl.flock(lock, fcntl.LOCK_UN)
+            unlock()
+
+
+def _locked(file: IO[str]) -> Callable[[], None]:
+    """Lock a file that nobody else has locked; return what unlocks it."""
+    try:
+        import fcntl
+    except ImportError:
+        import msvcrt
+
+        msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
+        return lambda: None  # with the file
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return lambda: fcntl.flock(file, fcntl.LOCK_UN)
