@@ -22,6 +22,7 @@ SECONDS_OF_SILENCE = 20.0
 
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 2.0, 60.0
 WAITING = "Waiting for the run's settings from the Hub to find the swarm."
+OVER_HUB = "The run's wire is the Hub: its peers form no swarm, and the figures are those that were published."
 NO_ADDRESS = "The run has no entry address yet. Its organiser starts the auxiliary peer with: dalle-collab run assist"
 
 
@@ -76,12 +77,11 @@ class SwarmReader:
         pause = FIRST_PAUSE_SECONDS
         while not self._stop.is_set():
             run = self._read_run()
-            if run is not None and run.wire == "hub":
-                self._say("")  # no swarm is to be found, and the rest of the page says what is published
-                self._stop.wait(0.5)
-                continue
-            if run is None or not run.entry_addresses:
-                self._say(WAITING if run is None else f"{NO_ADDRESS} {self._repository}")
+            if run is None or run.wire == "hub" or not run.entry_addresses:
+                found = (
+                    WAITING if run is None else OVER_HUB if run.wire == "hub" else f"{NO_ADDRESS} {self._repository}"
+                )
+                self._say(found)
                 self._stop.wait(0.5)
                 continue
             try:

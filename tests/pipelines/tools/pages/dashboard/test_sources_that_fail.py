@@ -19,6 +19,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:It seems that
 
 PROGRAM = SUPPORT / "failing_sources.py"
 NOBODY = "/ip4/127.0.0.1/tcp/9/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
+SPARSE = dict(synchronisation="sparse", local_steps=4, outer_momentum=0.0, aggregation_rule="mean")
 
 
 @pytest.fixture(scope="module")
@@ -30,12 +31,12 @@ def answers(tmp_path_factory):
         run = tiny_run(num_epochs=5000, entry_addresses=(NOBODY,))
         publish_recorded_run(api, "alice/run", run, num_epochs=1500, num_users=3, end=time.time(), checkpoints=[100])
         api.create_repo("alice/empty")
-        api.create_repo("alice/fresh")
-        api.upload_file(
-            repo_id="alice/fresh",
-            path_in_repo="training_run.json",
-            path_or_fileobj=run.replace(entry_addresses=()).to_json().encode(),
-        )
+        fresh = run.replace(entry_addresses=())
+        over_hub = fresh.replace(wire="hub", bucket="alice/hub.rounds", **SPARSE)
+        for name, settings in (("alice/fresh", fresh), ("alice/hub", over_hub)):
+            api.create_repo(name)
+            text = settings.to_json().encode()
+            api.upload_file(repo_id=name, path_in_repo="training_run.json", path_or_fileobj=text)
         environment = {**os.environ, **hub.environment()}
         process = subprocess.Popen(
             [sys.executable, PROGRAM], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -92,6 +93,7 @@ def test_a_hub_that_goes_away_leaves_what_is_known_and_comes_back(answers):
 def test_a_swarm_in_which_nobody_answers_is_explained(answers):
     assert "No entry address of alice/run answers (1 tried: " in answers("swarm alice/run")["problem"]
     assert "has no entry address yet" in answers("swarm alice/fresh")["problem"]
+    assert "its peers form no swarm" in answers("swarm alice/hub")["problem"]
 
 
 def test_a_run_that_is_over_misses_nobody(answers):
