@@ -197,8 +197,7 @@ class RoundCloser:
     def _contents(self, intake: Intake, deadline: float) -> list[str]:
         """Fetch the contributions in the order in which they are drawn; return whose count, in that order."""
         until = deadline + seconds_for_bytes(self.run.window_seconds)
-        most = self.run.contributions_per_round
-        waiting, refused = list(intake.offered), intake.left_out  # in the order that was drawn
+        most, refused = self.run.contributions_per_round, intake.left_out
         self._sleep_until(deadline + SECONDS_BEFORE_BYTES)
 
         def fetch(user: str) -> Found | str | None:
@@ -215,19 +214,22 @@ class RoundCloser:
             return found
 
         with ThreadPoolExecutor(CONTENTS_AT_ONCE, "contents") as executor:
-            while waiting and sum(user in intake.contents for user in intake.offered) < most:
-                batch = waiting[: most + RESERVE]
-                for user, answer in zip(batch, executor.map(fetch, batch), strict=True):
+            while True:
+                # In the order that was drawn: nobody further back counts while one before him may still come.
+                wanted = [user for user in intake.offered if user not in refused][: most + RESERVE]
+                missing = [user for user in wanted if user not in intake.contents]
+                if not set(missing) & set(wanted[:most]):
+                    break
+                for user, answer in zip(missing, executor.map(fetch, missing), strict=True):
                     if isinstance(answer, Found):
                         intake.contents[user] = answer
                     elif isinstance(answer, str):
                         refused[user] = answer
-                waiting = [user for user in waiting if user not in intake.contents and user not in refused]
-                if waiting and self._files.clock() >= until:
-                    refused |= dict.fromkeys(waiting[: most + RESERVE], "its bytes were not there in time")
-                    waiting = [user for user in waiting if user not in refused]
-                elif waiting and len(intake.contents) < most:
-                    time.sleep(SECONDS_BETWEEN_TRIES)
+                if silent := [user for user in missing if user not in intake.contents and user not in refused]:
+                    if self._files.clock() >= until:
+                        refused |= dict.fromkeys(silent, "its bytes were not there in time")
+                    else:
+                        time.sleep(SECONDS_BETWEEN_TRIES)
         for user in refused:
             intake.offered.pop(user, None)
         return [user for user in intake.offered if user in intake.contents][:most]

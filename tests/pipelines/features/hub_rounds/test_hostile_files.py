@@ -8,6 +8,7 @@ import torch
 from hub_round_parts import SAMPLES, TinyRun, close_round, log_in, new_key
 
 from pipelines.features.hub_rounds.closer import SECONDS_LATE
+from pipelines.features.hub_rounds.closing import drawn_order
 from pipelines.features.hub_rounds.exchange import seconds_for_bytes
 from pipelines.features.sparse.codec import SparseCodec
 
@@ -122,7 +123,7 @@ def test_a_pointer_after_the_deadline_is_late(rounds):
     run.put(state, "late", run.contribution(state, 1))
     closed = close_round(closer)
     assert [member.pointer.user for member in closed.members] == ["honest"]
-    assert [(one.user, one.reason[2:]) for one in closed.left_out] == [("late", "s late")]
+    assert [one.user for one in closed.left_out] == ["late"] and closed.left_out[0].reason.endswith(" s late")
 
 
 def test_progress_a_thousand_times_too_long_moves_the_mean_no_further_than_its_samples_allow(rounds):
@@ -141,3 +142,17 @@ def test_progress_a_thousand_times_too_long_moves_the_mean_no_further_than_its_s
         ]
         moved[scale] = torch.cat(steps).norm().item()
     assert 0 < moved[1000.0] < 1.2 * moved[1.0]
+
+
+def test_who_was_drawn_and_gives_no_bytes_is_waited_for_and_those_after_him_take_his_place(rounds):
+    run = rounds(contributions_per_round=2)
+    state = run.state()
+    users = drawn_order(state.digest, ["ada", "bert", "cora", "dora"])
+    for number, user in enumerate(users):
+        run.put(state, user, run.contribution(state, number), at="elsewhere" if number == 0 else None)
+    closed = close_round(run.closer(state=state))
+    assert [member.pointer.user for member in closed.members] == users[1:3]
+    reasons = {one.user: one.reason for one in closed.left_out}
+    assert reasons == {users[0]: "its bytes were not there in time", users[3]: "not drawn"}
+    follower = run.state()
+    assert run.follow(run.reader(), follower) == closed and follower.digest == closed.state
