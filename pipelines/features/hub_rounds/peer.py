@@ -15,7 +15,7 @@ from pipelines.core.peer.volunteer import last_epoch
 from pipelines.core.run.compute_options import ComputeOptions
 from pipelines.core.run.task import Batch, num_samples
 from pipelines.core.run.training_run import TrainingRun
-from pipelines.features.hub_rounds.closing import next_deadline
+from pipelines.features.hub_rounds.closing import next_deadline, takes_back
 from pipelines.features.hub_rounds.exchange import SECONDS_OF_GRACE, ContributionOffer, RoundExchange
 from pipelines.features.hub_rounds.files import HubAwayError
 from pipelines.features.hub_rounds.gradient_sum import LocalGradientSum
@@ -231,10 +231,13 @@ class HubPeer:
         self.num_epochs += 1
 
     def _say_left_out(self, closed: ClosedRound) -> None:
-        """The contribution counts in a later round: say why it did not in this one."""
+        """Say why the contribution did not count; it may in the next round."""
         assert self._offered is not None
         self.num_samples -= self._offered.samples
-        self._gathering.lose_round()
+        if takes_back(closed.closed, self._user):
+            self._gathering.lose_round()
+        else:
+            self._own.share_to_send_again = 0.0
         reasons = {one.user: one.reason for one in closed.closed.left_out}
         reason = reasons.get(self._user, "the list does not name it")
         logger.info("Round %d was closed without this peer's contribution: %s.", closed.closed.round, reason)

@@ -15,6 +15,7 @@ from pipelines.features.hub_rounds.closing import (
     fault_of,
     next_deadline,
     refusal,
+    takes_back,
     weights_of,
 )
 from pipelines.features.hub_rounds.statements import Candidate, Pointer, RoundList, SignedPointer
@@ -138,6 +139,16 @@ def test_a_list_whose_members_were_not_drawn_is_false():
         for found in (pointer(user, 1) for user in users[:2])
     )
     assert "twice" in fault_of(round_list([], members=alike), TERMS, 3)
+
+
+def test_who_was_not_drawn_sends_again_only_where_half_of_all_are_drawn():
+    late = (Candidate(user="late", reason="3 s late"),)
+    few, many = [f"user{number}" for number in range(2)], [f"user{number}" for number in range(9)]
+    half = round_list(few, many[2:4])
+    assert takes_back(half, "user3")
+    less = round_list(few, many[2:])
+    assert not takes_back(less, "user3")
+    assert takes_back(dataclasses.replace(less, left_out=less.left_out + late), "late")
 
 
 def test_a_list_with_a_pointer_that_nobody_signed_or_one_user_twice_is_none():
