@@ -81,7 +81,7 @@ class RoundFiles:
     """
 
     def __init__(self, repository: str, run: TrainingRun) -> None:
-        self.run_bucket, self.kept_rounds = run.bucket, run.kept_rounds
+        self.run_bucket, self.kept_rounds, self.window_seconds = run.bucket, run.kept_rounds, run.window_seconds
         self.clock = HubClock()
         self._prefix = f"{run.run_id}/generation-{run.generation}"
         self._namespace, _, self._name = repository.partition("/")

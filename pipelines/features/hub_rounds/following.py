@@ -14,7 +14,7 @@ from pipelines.core.signing.publisher_keys import PublisherKey
 from pipelines.core.signing.signed_statement import StatementRefusedError, read_statement, signed_text
 from pipelines.core.swarm.peer_records import AuxiliaryStatus, PeerMetrics, Reporter
 from pipelines.features.hub_rounds.closer import RoundCloser
-from pipelines.features.hub_rounds.files import HubAwayError
+from pipelines.features.hub_rounds.files import HubAwayError, RoundFiles
 from pipelines.features.hub_rounds.reading import IncompleteError, OtherStateError, RoundReader
 from pipelines.features.hub_rounds.statements import fingerprint
 from pipelines.features.hub_rounds.stepping import ClosedRound, FalseListError, ReplayedState
@@ -143,17 +143,8 @@ class HubFollowing:
         self._replayed.close()
 
     def _presence(self, key: str) -> AuxiliaryStatus | None:
-        found = self._files.take(
-            self._files.run_bucket, self._files.presence_path(fingerprint(key)), Presence.MOST_BYTES
-        )
-        try:
-            presence = None if found is None else read_statement(Presence, found.content)
-        except StatementRefusedError as error:
-            logger.info("%s", error)
-            return None
-        if presence is None or (presence.key, presence.swarm_id) != (key, self._run.swarm_id):
-            return None
-        if presence.time < self._files.clock() - self._lifetime:
+        presence = presence_of(self._files, self._run, key)
+        if presence is None or presence.time < self._files.clock() - self._lifetime:
             return None
         return AuxiliaryStatus(
             held_epoch=presence.held_epoch,
@@ -199,3 +190,14 @@ class HubFollowing:
         logger.log(logging.WARNING if is_due else logging.DEBUG, words, error)
         if is_due:
             self._said_at = time.monotonic()
+
+
+def presence_of(files: RoundFiles, run: TrainingRun, key: str) -> Presence | None:
+    """Return what a publisher says of itself; None: nothing that counts. Raises what `RoundFiles.take` raises."""
+    found = files.take(files.run_bucket, files.presence_path(fingerprint(key)), Presence.MOST_BYTES)
+    try:
+        presence = None if found is None else read_statement(Presence, found.content)
+    except StatementRefusedError as error:
+        logger.info("%s", error)
+        return None
+    return presence if presence is not None and (presence.key, presence.swarm_id) == (key, run.swarm_id) else None

@@ -36,6 +36,7 @@ from pipelines.tools.doctor.machine_checks import PACKAGE, PeerNeeds
 from pipelines.tools.doctor.peer_needs import checkpoint_bytes, peer_needs, server_needs
 from pipelines.tools.doctor.probing.probe import STARTUP_TIMEOUTS, probe_swarm
 from pipelines.tools.doctor.probing.probe_result import SwarmFinding
+from pipelines.tools.doctor.round_checks import check_rounds
 
 CERTAIN_FAILURES = ("platform", "version of ", "wire codec", "Hub", "shared memory")
 CURE_OF_SERVERS = "Close other programs, or serve some layers alone: --blocks auto"
@@ -99,8 +100,15 @@ def run_checks(
     yield from check_hub_and_run(examination)
     announce("machine")
     yield from check_machine(examination)
+    opened = examination.opened
+    if opened is not None and opened.run.wire == "hub":
+        announce("own bucket")
+        yield from check_rounds(opened.snapshot, opened.run, _needs(examination).num_parameters)
+        announce("dataset and data stream")
+        yield from check_data(examination, opened.task)
+        return
     yield check_ports(network)
-    if (opened := examination.opened) is not None:
+    if opened is not None:
         yield check_link(examination, opened.run)
         announce("dataset and data stream")
         yield from check_data(examination, opened.task)
@@ -172,13 +180,16 @@ def check_hub_and_run(examination: Examination) -> Iterator[CheckResult]:
 def check_machine(examination: Examination) -> Iterator[CheckResult]:
     """Check this machine on its own, against the run's needs as far as they are known."""
     machine = read_machine(examination.compute.device, examination.compute.max_gpu_memory)
-    yield machine_checks.check_platform(machine)
+    if examination.opened is None or examination.opened.run.wire != "hub":
+        yield machine_checks.check_platform(machine)
     if (opened := examination.opened) is not None:
         yield from check_versions(opened.run, machine)
-        yield check_wire_codec(opened.run)
     needs = _needs(examination)
-    yield machine_checks.check_open_files(machine)
-    yield machine_checks.check_shared_memory(machine, needs)
+    if opened is None or opened.run.wire != "hub":
+        if opened is not None:
+            yield check_wire_codec(opened.run)
+        yield machine_checks.check_open_files(machine)
+        yield machine_checks.check_shared_memory(machine, needs)
     yield machine_checks.check_memory(machine, needs)
     if (result := machine_checks.check_gpu_memory(machine, needs)) is not None:
         yield result

@@ -16,6 +16,7 @@ from pipelines.core.run.compute_options import ComputeOptions
 from pipelines.core.run.training_run import TrainingRun
 from pipelines.core.state.checkpoint_tensors import load_training_state
 from pipelines.core.swarm.network_options import NetworkOptions
+from pipelines.features.hub_rounds.files import RoundFiles
 from pipelines.features.publishing.metrics.history import read_history
 from pipelines.features.publishing.publishable_task import PublishableTask
 from pipelines.features.publishing.repository.snapshot import RunSnapshot
@@ -25,6 +26,7 @@ from pipelines.tools.doctor import hub_checks, organiser_checks, swarm_checks
 from pipelines.tools.doctor.check_result import CheckResult, fail, ok, unknown
 from pipelines.tools.doctor.examination import Examination, check_data, check_hub_and_run, look_at_swarm
 from pipelines.tools.doctor.probing.probe_result import SwarmFinding
+from pipelines.tools.doctor.round_checks import check_closer
 from pipelines.tools.doctor.serving.server_checks import check_complaints, check_servers
 
 SPLITS = ("train", "validation", "test")
@@ -58,7 +60,10 @@ def run_checklist(
     yield check_card(opened.snapshot)
     announce("checkpoint")
     yield check_restoring(opened.snapshot, opened.task)
-    yield from check_entry_peers(examination, run)
+    if run.wire == "hub":
+        yield check_closer(RoundFiles(repository, run), opened.snapshot, run)
+    else:
+        yield from check_entry_peers(examination, run)
 
 
 def check_dataset(examination: Examination, task: PublishableTask) -> Iterator[CheckResult]:
