@@ -387,6 +387,7 @@ NOT_CHECKED = {
     *("drawing_audits", "drawing_servers", "drawn_scenes", "petals", "served_blocks"),
     *("averaging_codecs_cells", "sparse_rounds_language", "sparse_rounds_pictures"),
     *("simulation", "two_anchors"),
+    *("drawn_contributions", "drawn_contributions_cells"),
 }
 """Results of which no test compares figures with the documents: single sentences, material of another file, or figures
 that were measured once."""
