@@ -228,8 +228,7 @@ class WireSettings:
     """With `wire` `hub`: time from round to round. Exchange takes 15 to 40 s, during which peers train on."""
 
     contributions_per_round: int = 32
-    """With `wire` `hub`: contributions that count in a round; of more, so many are drawn, and the others count in a
-    later round."""
+    """With `wire` `hub`: contributions that count in a round; of more, so many are drawn."""
 
     kept_rounds: int = 100
     """With `wire` `hub`: newest rounds whose contributions stay in the bucket, for newcomers and audits. At least

@@ -31,7 +31,7 @@ def check_rounds(snapshot: RunSnapshot, run: TrainingRun, num_parameters: int | 
 
 
 def check_bucket(files: RoundFiles, repository: str, user: str, num_parameters: int | None) -> Iterator[CheckResult]:
-    """Check that a user's bucket takes a file, and how long a contribution takes to it; the user is who is logged in."""
+    """Check that the bucket of a user, who is logged in, takes a file, and how long a contribution takes to it."""
     organisation = repository.partition("/")[0]
     if user == ANONYMOUS:
         yield fail("own bucket", "nobody is logged in", "a token that may write", "Log in: hf auth login")
