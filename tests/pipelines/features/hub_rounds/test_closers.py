@@ -1,0 +1,103 @@
+"""Who closes rounds may lie or be late: everybody sees it, and the next publisher's lists count."""
+
+import dataclasses
+import hashlib
+
+import pytest
+from hub_round_parts import TinyRun, close_round, log_in
+
+from pipelines.core.signing.signed_statement import signed_text
+from pipelines.features.hub_rounds.auditing import audited
+from pipelines.features.hub_rounds.reading import IncompleteError, OtherStateError, replayed
+from pipelines.features.hub_rounds.statements import fingerprint
+from pipelines.features.hub_rounds.stepping import FalseListError
+
+
+@pytest.fixture
+def rounds(hub, monkeypatch):
+    log_in(monkeypatch, hub)
+    runs = []
+
+    def new(**settings):
+        runs.append(TinyRun(**settings))
+        return runs[-1]
+
+    yield new
+    for run in runs:
+        run.close()
+
+
+def put_list(run, key, closed):
+    """Put a list as a publisher does, whatever it says."""
+    text = signed_text(closed, key)
+    paths = {run.files.list_path(fingerprint(key.public), number): text for number in (closed.round, None)}
+    run.files.put(run.files.run_bucket, paths)
+
+
+def test_a_list_that_names_another_state_is_seen_by_all_and_the_next_publisher_closes_the_round(rounds):
+    run = rounds(closers=2)
+    state = run.state()
+    run.put(state, "honest", run.contribution(state, 0))
+    first = run.closer(0, state=state)
+    second = run.closer(1)
+    put_list(run, run.keys[0], dataclasses.replace(close_round(first), state="f" * 64))
+    reader, follower = run.reader(), run.state()
+    with pytest.raises(FalseListError, match="lead to the state"):
+        next(replayed(reader, follower))
+    assert reader.publishers() == [run.keys[1].public]
+    with pytest.raises(FalseListError):
+        second.keep_up()
+    second.state.restore(None)
+    closed = close_round(second)  # at once: nobody comes before it any more
+    follower.restore(None)
+    assert run.follow(reader, follower) == closed and follower.digest == closed.state == state.digest
+    found = list(audited(run.reader(), run.state(), None))
+    assert [(one.round, one.publisher, one.fault is None) for one in found] == [
+        (1, fingerprint(run.keys[0].public), False),
+        (1, fingerprint(run.keys[1].public), True),
+    ]
+
+
+def test_of_two_that_have_closed_a_round_the_first_by_the_list_of_keys_counts(rounds):
+    run = rounds(closers=2)
+    state = run.state()
+    late = run.contribution(state, 1)
+    run.put(state, "early", run.contribution(state, 0))
+    run.put(state, "late", late, at="elsewhere")
+    first, second = run.closer(0, state=state), run.closer(1)
+    path = run.files.offer_path(1, hashlib.sha256(late).hexdigest())
+    closed = close_round(first)
+    run.files.put(run.files.bucket_of("late"), {path: late})
+    second._close()  # it has not heard of the first one's list
+    assert second.state.digest != closed.state
+    reader, follower = run.reader(), run.state()
+    assert run.follow(reader, follower) == closed
+    with pytest.raises(OtherStateError, match="led to the state"):
+        second.keep_up()
+    second.state.restore(None)
+    second._follow(None)
+    assert second.state.digest == closed.state
+
+
+def test_a_list_of_contributions_that_are_not_there_is_waited_for(rounds):
+    run = rounds()
+    state = run.state()
+    run.put(state, "honest", run.contribution(state, 0))
+    closed = close_round(run.closer(state=state))
+    path = run.files.copy_path(1, closed.members[0].pointer.digest)
+    run.files.put(run.files.run_bucket, {}, delete=[path])
+    with pytest.raises(IncompleteError, match="is not there"):
+        run.reader().closed_round(run.state().terms())
+
+
+def test_a_newcomer_repeats_the_rounds_to_equal_bits(rounds):
+    run = rounds()
+    state = run.state()
+    closer = run.closer(state=state)
+    for number in range(3):
+        for user in ("ada", "bert"):
+            run.put(state, user, run.contribution(state, 10 * number + len(user)))
+        close_round(closer)
+    newcomer = run.state()
+    assert [closed.closed.round for closed in replayed(run.reader(), newcomer)] == [1, 2, 3]
+    assert newcomer.digest == state.digest
