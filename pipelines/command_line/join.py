@@ -88,8 +88,7 @@ def join(
         hours = min(max_hours or math.inf, hours_of(request) - HOURS_TO_LEAVE)
         if hours <= 0:
             raise ValueError(f"The Job is to end after {hours_of(request)} hours; a peer needs more: --job-hours 1")
-        is_closed = not client_mode and not _is_over_hub(repository)
-        more = ["--max-hours", f"{hours:g}", *(["--client-mode"] if is_closed else [])]
+        more = ["--max-hours", f"{hours:g}", *([] if client_mode or _is_over_hub(repository) else ["--client-mode"])]
         run_as_job(request, "join", more=more, labels={"run": repository.replace("/", "--")})
         return
     if event_seconds is not None and events is None:

@@ -25,7 +25,7 @@ from pipelines.features.hub_rounds.exchange import (
     takeover_seconds,
 )
 from pipelines.features.hub_rounds.files import Found, HubAwayError
-from pipelines.features.hub_rounds.reading import RoundReader
+from pipelines.features.hub_rounds.reading import RoundReader, replayed
 from pipelines.features.hub_rounds.statements import (
     MOST_CANDIDATES,
     Candidate,
@@ -34,7 +34,7 @@ from pipelines.features.hub_rounds.statements import (
     SignedPointer,
     fingerprint,
 )
-from pipelines.features.hub_rounds.stepping import ClosedRound, FalseListError, ReplayedState
+from pipelines.features.hub_rounds.stepping import ClosedRound, ReplayedState
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class RoundCloser:
         self._deadline: float | None = None
         self._volunteers: list[str] = []
         self._next_listing = 0.0
-        self._unsent: tuple[RoundList, bytes] | None = None
+        self._unsent: RoundList | None = None
         self.on_closed: Callable[[ClosedRound], None] = lambda _closed: None
         """Called with every round, whoever has closed it, once the state is there."""
 
@@ -102,7 +102,7 @@ class RoundCloser:
             HubAwayError, OSError: the Hub does not answer, or refuses; the same is done with the next call.
         """
         if self._unsent is not None:
-            self._publish(self._unsent[0])
+            self._publish(self._unsent)
         place = self.place()
         if place is None or self._deadline is None:
             self._follow(None)
@@ -120,12 +120,7 @@ class RoundCloser:
     def _follow(self, most_publishers: int | None) -> bool:
         """Take the steps of rounds that were closed; return whether there were any."""
         before = self.state.epoch
-        while (found := self._reader.closed_round(self.state.terms(), most_publishers)) is not None:
-            try:
-                self.state.follow(found)
-            except FalseListError as error:
-                self._reader.accuse(found.closed.key, str(error), found.closed.round)
-                raise
+        for found in replayed(self._reader, self.state, most_publishers):
             self._deadline = found.closed.deadline
             self.on_closed(found)
         if self._deadline is None and (newest := self._reader.present()) is not None:
@@ -264,7 +259,8 @@ class RoundCloser:
     def _publish(self, closed: RoundList) -> None:
         """Put a list; what cannot be put now is put with the next call of `keep_up`."""
         text, publisher = signed_text(closed, self._key), fingerprint(self._key.public)
-        self._deadline, self._unsent = closed.deadline, (closed, text)
+        self._deadline = closed.deadline
+        self._unsent = closed
         paths = {self._files.list_path(publisher, number): text for number in (closed.round, None)}
         self._files.put(self._files.run_bucket, paths, delete=self._outdated(closed.round - self.run.kept_rounds))
         self._unsent = None

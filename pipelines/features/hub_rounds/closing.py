@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from pipelines.core.averaging.reduce.robust_aggregation import bounded_weights
@@ -85,8 +85,3 @@ def takes_back(closed: RoundList, user: str) -> bool:
     1.03 and 1.08 times (`tests/benchmarks/drawn_contributions.py`).
     """
     return all(one.user != user or one.reason != NOT_DRAWN for one in closed.left_out)
-
-
-def first_by_order(lists: Mapping[str, RoundList], order: Sequence[str]) -> RoundList | None:
-    """Return the list of the first publisher, in the order of the run's keys, that has closed the round."""
-    return next((lists[key] for key in order if key in lists), None)

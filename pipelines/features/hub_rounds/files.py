@@ -44,9 +44,6 @@ class Found:
     modified: float | None
     """When it was put, by the Hub's clock, in seconds since 1970; None: the Hub does not say."""
 
-    xet_hash: str
-    """The Hub's name of the content, with which it copies it; empty: it has told none."""
-
 
 class HubClock:
     """The Hub's time, by the answer that came fastest: this machine's own clock may be hours wrong, or be set."""
@@ -139,12 +136,6 @@ class RoundFiles:
         with _errors_named(bucket):
             HfApi().batch_bucket_files(bucket, add=[(content, path) for path, content in files.items()], delete=delete)
 
-    def copy(self, bucket: str, files: Mapping[str, str]) -> None:
-        """Have the Hub copy contents, by their `xet_hash`, from another bucket into the run's."""
-        copies = [("bucket", bucket, xet_hash, path) for path, xet_hash in files.items()]
-        with _errors_named(self.run_bucket):
-            HfApi().batch_bucket_files(self.run_bucket, copy=copies)
-
     def take(self, bucket: str, path: str, most_bytes: int, *, etag: str = "") -> Found | None:
         """Take a file; None if it is not there, or still the one with this `etag`.
 
@@ -174,7 +165,6 @@ class RoundFiles:
             content=bytes(content),
             etag=answer.headers.get("etag", ""),
             modified=_seconds(answer.headers.get("last-modified")),
-            xet_hash=answer.headers.get("x-xet-hash", ""),
         )
 
 

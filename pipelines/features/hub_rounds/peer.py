@@ -19,7 +19,7 @@ from pipelines.features.hub_rounds.closing import next_deadline, takes_back
 from pipelines.features.hub_rounds.exchange import SECONDS_OF_GRACE, ContributionOffer, RoundExchange
 from pipelines.features.hub_rounds.files import HubAwayError
 from pipelines.features.hub_rounds.gradient_sum import LocalGradientSum
-from pipelines.features.hub_rounds.reading import IncompleteError, OtherStateError, RoundReader, replayed
+from pipelines.features.hub_rounds.reading import IncompleteError, OtherStateError, RoundReader, follow, replayed
 from pipelines.features.hub_rounds.statements import Pointer
 from pipelines.features.hub_rounds.stepping import ClosedRound, FalseListError, ReplayedState
 from pipelines.features.sparse.codec import SparseCodec
@@ -218,11 +218,7 @@ class HubPeer:
     def _follow(self, closed: ClosedRound) -> None:
         """Take the step of a round that was closed."""
         counted = {pointer.user: pointer.digest for pointer in closed.pointers}
-        try:
-            scales = self.state.follow(closed)
-        except FalseListError as error:
-            self._reader.accuse(closed.closed.key, str(error), closed.closed.round)
-            raise
+        scales = follow(self._reader, self.state, closed)
         if self._offered is not None:
             if counted.get(self._user) == self._offered.digest:
                 self._own.share_to_send_again = share_to_send_again(scales[self._user])

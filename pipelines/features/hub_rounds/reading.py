@@ -166,17 +166,22 @@ class RoundReader:
             return tuple(executor.map(take, wanted.keys(), wanted.values()))
 
 
-def replayed(reader: RoundReader, state: ReplayedState) -> Iterator[ClosedRound]:
+def follow(reader: RoundReader, state: ReplayedState, found: ClosedRound) -> Mapping[str, float]:
+    """Take the step of a round, as `ReplayedState.follow`; who has signed a false list no longer closes rounds."""
+    try:
+        return state.follow(found)
+    except FalseListError as error:
+        reader.accuse(found.closed.key, str(error), found.closed.round)
+        raise
+
+
+def replayed(reader: RoundReader, state: ReplayedState, most_publishers: int | None = None) -> Iterator[ClosedRound]:
     """Follow the rounds that were closed since the state, one after the other; yield each once the state is there.
 
     Raises:
         FalseListError: a list is false; its publisher no longer counts, and the state must be restored.
         OtherStateError, HubAwayError, OSError: as `RoundReader.closed_round`.
     """
-    while (closed := reader.closed_round(state.terms())) is not None:
-        try:
-            state.follow(closed)
-        except FalseListError as error:
-            reader.accuse(closed.closed.key, str(error), closed.closed.round)
-            raise
+    while (closed := reader.closed_round(state.terms(), most_publishers)) is not None:
+        follow(reader, state, closed)
         yield closed

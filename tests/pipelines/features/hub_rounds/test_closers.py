@@ -4,27 +4,13 @@ import dataclasses
 import hashlib
 
 import pytest
-from hub_round_parts import TinyRun, close_round, log_in
+from hub_round_parts import close_round
 
 from pipelines.core.signing.signed_statement import signed_text
 from pipelines.features.hub_rounds.auditing import audited
 from pipelines.features.hub_rounds.reading import IncompleteError, OtherStateError, replayed
 from pipelines.features.hub_rounds.statements import fingerprint
 from pipelines.features.hub_rounds.stepping import FalseListError
-
-
-@pytest.fixture
-def rounds(hub, monkeypatch):
-    log_in(monkeypatch, hub)
-    runs = []
-
-    def new(**settings):
-        runs.append(TinyRun(**settings))
-        return runs[-1]
-
-    yield new
-    for run in runs:
-        run.close()
 
 
 def put_list(run, key, closed):

@@ -3,9 +3,8 @@
 import hashlib
 import time
 
-import pytest
 import torch
-from hub_round_parts import SAMPLES, TinyRun, close_round, log_in, new_key
+from hub_round_parts import SAMPLES, close_round, new_key
 
 from pipelines.features.hub_rounds.closer import SECONDS_LATE
 from pipelines.features.hub_rounds.closing import drawn_order
@@ -14,20 +13,6 @@ from pipelines.features.sparse.codec import SparseCodec
 
 SECONDS_BESIDES = 4.0
 """Between the deadline of a round and its list, besides the time for the contributions' bytes."""
-
-
-@pytest.fixture
-def rounds(hub, monkeypatch):
-    log_in(monkeypatch, hub)
-    runs = []
-
-    def new(**settings):
-        runs.append(TinyRun(**settings))
-        return runs[-1]
-
-    yield new
-    for run in runs:
-        run.close()
 
 
 def changed(text, before, after):
