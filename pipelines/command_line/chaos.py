@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pipelines.tools.chaos.chaos_report import ChaosReport
 
 NAMES, SERVING_NAMES = ", ".join(ATTACKS), ", ".join(ServingFault)
+SECONDS_OF_EPOCHS = {"p2p": 4.0, "hub": 8.0}
 SHARE_FOR_REFERENCE = 0.25
 MIN_REFERENCE_SECONDS = 20.0
 MAX_BUSY_SHARE = 0.95
@@ -46,7 +47,13 @@ def chaos(
     admission: Annotated[
         bool, typer.Option("--admission", help="Admit users only; the attacker is one of them.")
     ] = False,
-    epoch_seconds: Annotated[float, typer.Option(min=1.0, help="Length of an epoch, without averaging.")] = 4.0,
+    wire: Annotated[
+        str, typer.Option(help="p2p, or hub: peers reach nothing but the Hub, which has faults of its own.")
+    ] = "p2p",
+    epoch_seconds: Annotated[
+        float | None,
+        typer.Option(min=1.0, help="Length of an epoch, without averaging: 4; with --wire hub, of a window: 8."),
+    ] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Setting of the run.")] = None,
     output: Annotated[Path, typer.Option(help="Folder for logs, report.json, timeline.png.")] = Path("chaos-output"),
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
@@ -73,6 +80,8 @@ def chaos(
 
       dalle-collab chaos --peers 2 --minutes 3 --serving server --serving hole --serving false_server
 
+      dalle-collab chaos --wire hub --minutes 6
+
       dalle-collab chaos --epoch-seconds 10 --set aggregation_rule=mean
     """
     kinds = {"script": script, "attack": attack, "serving": serving}
@@ -82,15 +91,19 @@ def chaos(
     for option, named, known in (("--attack", attack, ATTACKS), ("--serving", serving, ServingFault)):
         if unknown := sorted({*(named or ())}.difference(known)):
             raise ValueError(f"{option} got {', '.join(unknown)}; expected one of {', '.join(known)}.")
+    if wire not in SECONDS_OF_EPOCHS:
+        raise ValueError(f"--wire is {wire}; expected one of {', '.join(SECONDS_OF_EPOCHS)}.")
+    if wire == "hub":
+        refuse_given(context, "--wire hub has no swarm to attack, serve or admit to", "attack", "serving", "admission")
     seconds, settings = minutes * 60, parse_settings(set_)
     if script is not None:
-        planned = read_script(script, seed=seed, duration_seconds=seconds, num_peers=peers)
+        planned = read_script(script, seed=seed, duration_seconds=seconds, num_peers=peers, wire=wire)
     elif attack:
         planned = tuple(attack_in_the_middle(name, seconds) for name in dict.fromkeys(attack))
     elif serving:
         planned = serving_faults_in_turn(serving, seconds)
     else:
-        planned = draw_faults(seed=seed, duration_seconds=seconds, num_faults=faults, num_peers=peers)
+        planned = draw_faults(seed=seed, duration_seconds=seconds, num_faults=faults, num_peers=peers, wire=wire)
     if dry_run:
         for line in script_text(planned).splitlines():
             typer.echo(line)
@@ -106,7 +119,8 @@ def chaos(
             folder=output.resolve(),
             num_peers=peers,
             seed=seed,
-            seconds_per_epoch=epoch_seconds,
+            seconds_per_epoch=epoch_seconds or SECONDS_OF_EPOCHS[wire],
+            wire=wire,
             has_authority=admission,
             settings=settings,
             serving_faults=frozenset(fault.kind for fault in planned) & frozenset(ServingFault),
@@ -136,6 +150,7 @@ def _show(report: "ChaosReport", output: Path, console: "rich.console.Console") 
     table.add_row("processors busy without faults", f"{report.reference_busy_share:.0%}")
     table.add_row("epochs", str(report.num_epochs))
     table.add_row("rounds lost, of all", f"{report.num_lost_rounds} of {report.num_rounds}")
+    table.add_row("longest time without an epoch", f"{report.longest_epoch_seconds:.0f} s")
     table.add_row("evaluation loss", f"{losses[0]:.3f} to {losses[-1]:.3f}" if losses else "-")
     table.add_row("relative difference of parameters", f"{report.parameter_difference:.2g}")
     table.add_row("orphans, unexpected exits", f"{report.num_orphans}, {report.num_unexpected_exits}")

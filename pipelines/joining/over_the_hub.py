@@ -72,8 +72,13 @@ class HubMembership:
         """Whether the run was rolled back, which ends the training: join again."""
         return self.watch.found_new_generation
 
-    def train(self) -> Iterator[StepReport]:
-        """Train until the run is over, `stop` is set, or a local limit is reached. Yields a report a micro-batch."""
+    def train(
+        self, through: Callable[[Iterator[Batch]], Iterator[Batch]] = lambda batches: batches
+    ) -> Iterator[StepReport]:
+        """Train until the run is over, `stop` is set, or a local limit is reached.
+
+        Yields a report after every micro-batch. `through` may watch or delay the stream of batches.
+        """
         if self.stop.is_set():
             return
         self.computation.choose_micro_batch()
@@ -87,7 +92,7 @@ class HubMembership:
             )
 
         with prefetched(read, self.computation.batch_size, self.stop) as batches:
-            yield from self.peer.train(batches, self.stop)
+            yield from self.peer.train(through(batches), self.stop)
 
 
 @contextlib.contextmanager
@@ -99,6 +104,7 @@ def join_over_hub(
     check: Callable[[RunSnapshot, ComputeOptions], None] = lambda _snapshot, _compute: None,
     on_event: EventHandler = ignore_events,
     takes_signals: bool = False,
+    exchange_type: Callable[[RoundReader, str, PublisherKey, float], RoundExchange] = RoundExchange,
 ) -> Iterator[HubMembership]:
     """Join a run whose wire is the Hub; leave it at the end of the block. See `join_run`.
 
@@ -130,7 +136,7 @@ def join_over_hub(
             ReplayedState(run, computation.model),
             computation,
             reader,
-            RoundExchange(reader, user, key, run.window_seconds),
+            exchange_type(reader, user, key, run.window_seconds),
             user=user,
             device=describe_device(compute.device, compute.num_devices or 1),
             package_version=package_version(),

@@ -175,9 +175,15 @@ async def set_clock(
 
 @router.put("/full-buckets")
 async def fill_bucket(
-    controlled: Controlled, storage: Storage, name: Annotated[str, Body(embed=True, max_length=200)]
+    controlled: Controlled,
+    storage: Storage,
+    name: Annotated[str, Body(embed=True, max_length=200)],
+    is_full: Annotated[bool, Body(embed=True)] = True,
 ) -> dict:
-    """Refuse files added to a bucket."""
+    """Refuse files added to a bucket, or no longer."""
+    if not is_full:
+        storage.full_buckets.discard(name.lower())
+        return {}
     if len(storage.full_buckets) >= MAX_FULL_BUCKETS:
         raise bad_request(f"There are {MAX_FULL_BUCKETS} full buckets already: clear them")
     storage.full_buckets.add(name.lower())

@@ -129,9 +129,9 @@ class HubControls:
         """Set the Hub's clock this far ahead, in the answers' Date and in the times of uploads to buckets from now."""
         self._ask("PUT", "clock", {"offset_seconds": offset_seconds})
 
-    def fill_bucket(self, bucket: str) -> None:
-        """Refuse files added to this bucket, `namespace/name`, as where its storage is used up, with a 403."""
-        self._ask("PUT", "full-buckets", {"name": bucket})
+    def fill_bucket(self, bucket: str, *, is_full: bool = True) -> None:
+        """Refuse files added to this bucket, `namespace/name`, as where its storage is used up, with a 403; or not."""
+        self._ask("PUT", "full-buckets", {"name": bucket, "is_full": is_full})
 
     def clear(self) -> None:
         """End all faults: no delays and refusals, the clock right, no bucket full. Counts go on."""

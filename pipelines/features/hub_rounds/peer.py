@@ -95,6 +95,11 @@ class HubPeer:
         return self.state.epoch
 
     @property
+    def newest_round(self) -> ClosedRound | None:
+        """The newest round that this peer has followed."""
+        return self._newest
+
+    @property
     def is_over(self) -> bool:
         """Whether the run has had its last round."""
         return self.epoch >= self.run.num_epochs

@@ -106,6 +106,12 @@ class ChaosReport:
     epochs_per_minute: float = 0.0
     """During the faults."""
 
+    longest_epoch_seconds: float = 0.0
+    """During the faults: the longest time in which no trainer ended one."""
+
+    states_agree: bool | None = None
+    """Whether all trainers had the same state after each epoch, and the rounds' files lead to it; None: not known."""
+
     @property
     def criteria(self) -> dict[str, bool]:
         """Criteria of a good run, and whether this one meets them."""
@@ -114,6 +120,7 @@ class ChaosReport:
             "evaluation loss falls within noise": self.evaluation_falls,
             "all parameters equal at the end": self.parameter_difference <= MAX_PARAMETER_DIFFERENCE,
             "no orphan process": self.num_orphans == 0,
+            **({} if self.states_agree is None else {"every epoch led all to one state": self.states_agree}),
             **(_criteria_of_serving(self.serving) if self.serving else {}),
         }
 
@@ -135,6 +142,7 @@ def make_report(
     attackers: Mapping[str, str] = {},
     serving: Mapping[str, Any] = {},
     memory_growth_bytes: int = 0,
+    has_false_lists: bool = False,
 ) -> ChaosReport:
     """Return the figures of a run whose faults started at `chaos.begin`; `attackers` are peer ids by attack."""
     stretches = list(counted_stretches(events))
@@ -144,6 +152,8 @@ def make_report(
     honest = [event for event in rounds if not event["attack"]]
     named = {peer for event in honest for peer in event.get("suspects", ())}
     reached = [event["new_epoch"] for event in rounds]
+    ends = {event["new_epoch"]: event["time"] for event in reversed(rounds)}
+    digests = {(event["new_epoch"], event["digest"]) for _, event in _epoch_events(events) if "digest" in event}
     return ChaosReport(
         num_faults=len(faults),
         goodput=rates[1] / rates[0] if rates[0] else 0.0,
@@ -163,6 +173,10 @@ def make_report(
         attacks={name: peer in named for name, peer in attackers.items()},
         serving=serving,
         memory_growth_bytes=memory_growth_bytes,
+        longest_epoch_seconds=max(
+            (after - before for before, after in itertools.pairwise(sorted(ends.values()))), default=0.0
+        ),
+        states_agree=len(dict(digests)) == len(digests) and not has_false_lists if digests else None,
         epochs_per_minute=60 * (max(reached) - min(reached)) / chaos.seconds if reached else 0.0,
     )
 

@@ -74,6 +74,7 @@ def run_chaos(plan: ChaosPlan, console: Console) -> ChaosReport:
         progress.update(task, description="stopping at one epoch", total=None)
         injection.end_all()
         difference = _finish(swarm)
+        has_false_lists = plan.swarm.is_over_the_hub and not swarm.lists_are_right()
         events = {trainer.name: trainer.events() for trainer in swarm.trainers}
         names = [fault.kind for fault in plan.faults if fault.kind in ATTACKS]
         serving = swarm.scene.figures() if swarm.scene is not None else {}
@@ -90,6 +91,7 @@ def run_chaos(plan: ChaosPlan, console: Console) -> ChaosReport:
         attackers=attackers,
         serving=serving,
         memory_growth_bytes=max(growth, default=0),
+        has_false_lists=has_false_lists,
     )
     _write(folder, report, events, plan.faults, reference, chaos)
     return report

@@ -35,7 +35,7 @@ NUM_KEYS = 12
 REPOSITORY, SERVED = f"{ORGANISATION}/run", f"{ORGANISATION}/served"
 """The run, and a copy of it at its first checkpoint, which servers follow: it does not change under them."""
 
-AUXILIARY = "auxiliary"
+AUXILIARY, SECOND_AUXILIARY = "auxiliary", "second-auxiliary"
 SECONDS_TO_START = 240.0
 MAX_FILE_BYTES_OF_A_FULL_DISK = 2**16
 """A file of this size can still be written: shared memory and logs are not the disk that is full."""
@@ -50,6 +50,22 @@ RUN_SETTINGS: Mapping[str, Any] = dict(
     averaging_timeout_seconds=16.0,
     progress_expiration_seconds=8.0,
     checkpoint_interval_epochs=10,
+)
+
+HUB_RUN_SETTINGS: Mapping[str, Any] = dict(
+    wire="hub",
+    bucket=f"{REPOSITORY}.rounds",
+    synchronisation="sparse",
+    aggregation_rule="mean",
+    outer_momentum=0.0,
+    num_warmup_epochs=2,
+    local_steps=8,
+    inner_batch_size=8,
+    inner_optimizer="adamw",
+    peak_learning_rate=0.003,
+    checkpoint_interval_epochs=5,
+    bucket_interval_epochs=5,
+    kept_rounds=200,
 )
 
 
@@ -78,10 +94,26 @@ class SwarmPlan:
     serving_faults: frozenset[str] = frozenset()
     """Which faults of servers the script has: what they need is started once there is a checkpoint."""
 
+    wire: str = "p2p"
+    """The run's setting: over the Hub alone there is a second auxiliary peer, and `seconds_per_epoch` is the window."""
+
+    @property
+    def is_over_the_hub(self) -> bool:
+        """Whether the Hub is the only wire."""
+        return self.wire == "hub"
+
+    @property
+    def auxiliaries(self) -> tuple[str, ...]:
+        """Names of the auxiliary peers, in the order in which they publish."""
+        return (AUXILIARY, SECOND_AUXILIARY) if self.is_over_the_hub else (AUXILIARY,)
+
     @property
     def run_settings(self) -> dict[str, Any]:
         """All settings that the run is created with."""
-        return dict(RUN_SETTINGS, target_batch_size=self.target_batch_size) | dict(self.settings)
+        own = RUN_SETTINGS | dict(target_batch_size=self.target_batch_size)
+        if self.is_over_the_hub:
+            own |= HUB_RUN_SETTINGS | dict(window_seconds=self.seconds_per_epoch)
+        return own | dict(self.settings)
 
     @property
     def target_batch_size(self) -> int:
@@ -98,7 +130,7 @@ class ChaosSwarm:
         self.marker = uuid.uuid4().hex
         self.trainers: list[Trainer] = []
         self.orphans: list[int] = []
-        self.auxiliary = 0
+        self._auxiliaries: dict[str, int] = {}
         self.attackers: dict[str, int] = {}
         self.scene: ServingScenario | None = None
         self._tokens: dict[str, str] = {}
@@ -118,20 +150,27 @@ class ChaosSwarm:
             trainer.kill()
         if self.scene is not None:
             self.scene.close()
-        for group in (*self.attackers.values(), self.auxiliary):
-            if group:
-                end_group(group)
+        for group in (*self.attackers.values(), *self._auxiliaries.values()):
+            end_group(group)
         self._stack.close()
         self.orphans += left_behind(self.marker)
         signal_processes(self.orphans, signal.SIGKILL)
 
     @property
     def auxiliary_reports(self) -> list[dict[str, Any]]:
-        """The auxiliary peer's events."""
-        return read_events(self.plan.folder / f"{AUXILIARY}.jsonl")
+        """The auxiliary peers' events, those of the first one last."""
+        return [
+            event
+            for name in reversed(self.plan.auxiliaries)
+            for event in read_events(self.plan.folder / f"{name}.jsonl")
+        ]
 
     def tick(self) -> None:
         """Restart trainers whose volunteer is back, and record those that died without a fault."""
+        for name in list(self._auxiliaries):
+            if time.monotonic() >= self._restarts.get(name, float("inf")):
+                del self._restarts[name]
+                self._start_auxiliary(name)
         for trainer in self.trainers:
             if trainer.is_alive():
                 continue
@@ -151,6 +190,15 @@ class ChaosSwarm:
         self._restarts[trainer.name] = time.monotonic() + seconds_until_back
         self.orphans += trainer.kill()
 
+    def kill_auxiliary(self, seconds_until_back: float) -> None:
+        """Kill the first auxiliary peer; its organiser restarts it later."""
+        self._restarts[AUXILIARY] = time.monotonic() + seconds_until_back
+        end_group(self._auxiliaries[AUXILIARY])
+
+    def freeze_auxiliary(self, is_frozen: bool) -> None:
+        """Freeze the first auxiliary peer, or let it go on where it stood."""
+        signal_processes(group_members(self._auxiliaries[AUXILIARY]), signal.SIGSTOP if is_frozen else signal.SIGCONT)
+
     def kill_child(self, number: int, seconds_until_back: float) -> None:
         """Kill a process of hivemind's of a trainer, which must end by itself; its volunteer restarts it later."""
         trainer = self.trainers[number]
@@ -161,6 +209,19 @@ class ChaosSwarm:
                 f"[red]{escape(trainer.name)} hangs:[/red] one of its processes was killed", markup=True
             )
         self.orphans += trainer.kill()
+
+    def bucket_of(self, number: int) -> str:
+        """Return a trainer's bucket, where the Hub is the only wire."""
+        return f"{REPOSITORY}-{self.trainers[number].name}"
+
+    def lists_are_right(self) -> bool:
+        """Repeat the run's rounds from their files, where the Hub is the only wire; tell whether no list is false."""
+        try:
+            self._run_to_end("audit", "pipelines.command_line.main", ["run", "audit", REPOSITORY, "--rounds"])
+        except StageError as error:
+            self._console.print(str(error))
+            return False
+        return True
 
     def start_attack(self, name: str) -> None:
         """Start a process that makes an attack of `attacks.table`, by its name."""
@@ -195,7 +256,7 @@ class ChaosSwarm:
     def fill_disk(self, is_full: bool) -> None:
         """Prevent the auxiliary peer from writing large files, or allow it again."""
         limit = MAX_FILE_BYTES_OF_A_FULL_DISK if is_full else resource.RLIM_INFINITY
-        for pid in group_members(self.auxiliary):
+        for pid in group_members(self._auxiliaries[AUXILIARY]):
             with contextlib.suppress(ProcessLookupError):
                 resource.prlimit(pid, resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
 
@@ -208,19 +269,22 @@ class ChaosSwarm:
                     f"Timed out after {seconds:.0f} s waiting for {what}; see {self.plan.folder / 'logs'}.\n"
                     + "\n".join(trainer.last_sign_of_life() for trainer in self.trainers)
                 )
-            if not is_running(self.auxiliary):
-                raise StageError(f"The auxiliary peer has exited; see {self._forks.log(AUXILIARY)}.")
+            for name, group in self._auxiliaries.items():
+                if name not in self._restarts and not is_running(group):
+                    raise StageError(f"The auxiliary peer has exited; see {self._forks.log(name)}.")
             self.tick()
             time.sleep(0.05)
 
     def _start(self) -> None:
         folder = self.plan.folder
-        self.hub = self._stack.enter_context(LocalHub(folder / "hub"))
+        self.hub = self._stack.enter_context(LocalHub(folder / "hub", controlled=self.plan.is_over_the_hub))
         self._organiser = self.hub.create_user("organiser")
         users = [ATTACKER, *map(_trainer_name, range(self.plan.num_peers))]
         self._tokens = {user: self.hub.create_user(user) for user in users}
-        members = {"organiser": "admin"} | dict.fromkeys(users, "read")
-        self.hub.create_organization(ORGANISATION, members=members)
+        role = "contributor" if self.plan.is_over_the_hub else "read"
+        self.hub.create_organization(ORGANISATION, members={"organiser": "admin"} | dict.fromkeys(users, role))
+        if self.plan.is_over_the_hub:
+            self._tokens = {user: self.hub.create_token(user, role=role, name="volunteer") for user in users}
         environment = {
             **self.hub.environment(), "OMP_NUM_THREADS": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1",
             MARKER_VARIABLE: self.marker,
@@ -231,11 +295,18 @@ class ChaosSwarm:
         self.proxy = self._stack.enter_context(LinkProxy(self._owners))
         if self.plan.has_authority:
             self._serve_admission()
-        self._start_auxiliary()
+        for name in self.plan.auxiliaries:  # one after the other: each adds its key to the run's list
+            self._start_auxiliary(name)
+            events = self.plan.folder / f"{name}.jsonl"
+            self.wait_until(
+                lambda events=events: bool(read_events(events)), "the auxiliary peer's first look at the run"
+            )
         for number in range(self.plan.num_peers):
             self.trainers.append(self._make_trainer(number))
             self._start_trainer(self.trainers[-1])
-        self.wait_until(lambda: bool(self.auxiliary_reports), "the auxiliary peer's first poll of the swarm")
+
+    def _events_of(self, auxiliary: str) -> list[dict[str, Any]]:
+        return read_events(self.plan.folder / f"{auxiliary}.jsonl")
 
     def _create_run(self) -> None:
         folder = self.plan.folder / "material"
@@ -267,20 +338,24 @@ class ChaosSwarm:
         raise StageError(f"The admission service did not start; see {self._forks.log('authority')}.")
 
     def _environment_of(self, user: str) -> dict[str, str]:
-        return {"HF_TOKEN": self._tokens[user]} if self.plan.has_authority else {}
+        is_known = self.plan.has_authority or self.plan.is_over_the_hub
+        return {"HF_TOKEN": self._tokens[user]} if is_known else {}
 
-    def _start_auxiliary(self) -> None:
-        host, announce = self._addresses(AUXILIARY)
-        arguments = [
-            "run", "assist", REPOSITORY, "--host", host, "--announce", announce,
-            "--events", str(self.plan.folder / f"{AUXILIARY}.jsonl"),
-        ]  # fmt: skip
+    def _start_auxiliary(self, name: str) -> None:
+        folder = self.plan.folder
+        arguments = ["run", "assist", REPOSITORY, "--events", str(folder / f"{name}.jsonl")]
+        if self.plan.is_over_the_hub:
+            arguments += ["--state-folder", str(folder / f"{name}.state")]
+        else:
+            host, announce = self._addresses(name)
+            arguments += ["--host", host, "--announce", announce]
         environment = {"HF_TOKEN": self._organiser, WORKER_VARIABLE: "1"}
-        self.auxiliary = self._forks.start(AUXILIARY, "pipelines.command_line.main", arguments, environment)
-        self._owners.register(self.auxiliary, AUXILIARY)
+        group = self._forks.start(name, "pipelines.command_line.main", arguments, environment)
+        self._auxiliaries[name] = group
+        self._owners.register(group, name)
 
     def _make_trainer(self, number: int) -> Trainer:
-        host, announce = self._addresses(_trainer_name(number))
+        host, announce = ("", "") if self.plan.is_over_the_hub else self._addresses(_trainer_name(number))
         settings = ChaoticPeerSettings(
             name=_trainer_name(number),
             folder=str(self.plan.folder),

@@ -9,14 +9,20 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from hub_tools.atomic_files import written_whole
 from pipelines.tools.chaos.faults.fault_script import FaultKind
 from pipelines.tools.chaos.faults.skewed_clock import CLOCK
+
+if TYPE_CHECKING:  # the program that starts the swarm computes nothing itself
+    import torch
+
+    from pipelines.core.peer.reports import StepReport
+    from pipelines.core.run.task import Batch
 
 CONTROL_INTERVAL_SECONDS = 0.2
 NUM_EVALUATION_RECORDS = 32
@@ -34,6 +40,8 @@ class ChaoticPeerSettings:
     repository: str
     host_address: str
     announce_address: str
+    """Empty in a run over the Hub alone."""
+
     micro_batch_size: int
     seconds_per_batch: float
     """Speed of the machine that this peer stands for."""
@@ -86,40 +94,55 @@ def main(settings: ChaoticPeerSettings) -> None:
     folder = Path(settings.folder)
     events = EventLog(events_file(folder, settings.name))
     events.write("started", pid=os.getpid(), guard=guard)
-    from pipelines.core.peer.entering import PeerContext
     from pipelines.core.run.compute_options import ComputeOptions
-    from pipelines.core.run.training_run import stable_seed
-    from pipelines.core.swarm.network_options import NetworkOptions
     from pipelines.features.publishing.repository.snapshot import RunSnapshot
-    from pipelines.joining.join_run import join_run
-    from pipelines.tasks.choice import open_task
-    from pipelines.tools.chaos.faults.hostile_peers import HostileGradientAverager
 
-    while not (run := RunSnapshot.read(settings.repository).run).entry_addresses:
-        time.sleep(0.5)  # the auxiliary peer is still starting
-    network = NetworkOptions(host_addresses=(settings.host_address,), announce_addresses=(settings.announce_address,))
+    run = RunSnapshot.read(settings.repository).run
+    if run.wire == "hub":
+        from pipelines.tools.chaos.over_the_hub.hub_peer_in_chaos import joined_over_hub as joined
+    else:
+        from pipelines.tools.chaos.swarm_peer_in_chaos import joined_swarm as joined
+
+    def write_joining(event: str, **values: Any) -> None:
+        if event == "joined":
+            events.write("joined", epoch=values["epoch"], source=values["state"])
+
     compute = ComputeOptions(micro_batch_size=settings.micro_batch_size, cpu_threads=1, shuffle_buffer_size=64)
-    parts = PeerContext(
-        username=settings.name,
-        package_version="chaos",
-        on_event=lambda event, **values: _write_joining(events, event, values),
-        takes_signals=True,
-        # Honest until told otherwise; nobody averages parts in a sparse run, so there it has nothing to lie about.
-        gradient_averager_type=None if run.synchronisation == "sparse" else HostileGradientAverager,
-    )
-    with join_run(
-        settings.repository, open_task, network=network, compute=compute, parts=parts, seed=stable_seed(settings.seed)
-    ) as membership:
-        peer, stop = membership.peer, membership.stop
-        trainer = ObservedTraining(peer, settings, events, _evaluation_batch(peer.task))
-        trainer.train(membership)
+    with joined(settings, run, compute, write_joining) as membership:
+        trainer = ObservedTraining(membership, settings, events)
+        trainer.train()
         trainer.save_parameters(parameters_file(folder, settings.name))
-        stop.wait()  # others may still need this peer for their last round
+        membership.stop.wait()  # others may still need this peer for their last round
 
 
-def _write_joining(events: "EventLog", event: str, values: dict[str, Any]) -> None:
-    if event == "joined":
-        events.write("joined", epoch=values["epoch"], source=values["state"])
+class ObservedPeer(Protocol):
+    """A peer in a run, whatever its wire, as far as chaos observes and changes it."""
+
+    task: Any
+    """A text-to-image task."""
+
+    model: "torch.nn.Module"
+    stop: threading.Event
+
+    @property
+    def epoch(self) -> int:
+        """The run's epoch as the peer has it."""
+
+    def train(self, through: "Callable[[Iterator[Batch]], Iterator[Batch]]") -> "Iterator[StepReport]":
+        """Train on batches that pass `through`."""
+
+    def attack(self, name: str) -> None:
+        """Make this attack from now on; none if empty."""
+
+    def parameters(self) -> "Mapping[str, torch.Tensor]":
+        """Return those of the state that all peers have."""
+
+    def sent_and_kept(self, report: "StepReport", num_samples: int) -> tuple[int, int]:
+        """Return how many of the samples not yet accounted for the newest epoch's round took, and how many not."""
+
+    def round_figures(self) -> Mapping[str, Any]:
+        """Return `share_averaged`, `group_size`, `round_seconds` and `suspects` of the newest epoch's round, and
+        `digest` of the state after it, if all peers' is equal."""
 
 
 class EventLog:
@@ -137,15 +160,15 @@ class EventLog:
 class ObservedTraining:
     """Trains a peer at a given speed, under control, and writes an event for every finished epoch."""
 
-    def __init__(self, peer: Any, settings: ChaoticPeerSettings, events: EventLog, batch: Any) -> None:
-        self.peer, self._settings, self._events, self._batch = peer, settings, events, batch
+    def __init__(self, peer: ObservedPeer, settings: ChaoticPeerSettings, events: EventLog) -> None:
+        self.peer, self._settings, self._events, self._batch = peer, settings, events, _evaluation_batch(peer.task)
         self._control = Control()
-        self._num_rounds = self._num_samples = self._num_in_round = 0
+        self._num_samples = 0
 
-    def train(self, membership: Any) -> None:
+    def train(self) -> None:
         """Train until the control file's last epoch is reached or the peer must stop."""
-        threading.Thread(target=self._watch, args=(membership.stop,), name="control", daemon=True).start()
-        for report in membership.train(self._paced):
+        threading.Thread(target=self._watch, name="control", daemon=True).start()
+        for report in self.peer.train(self._paced):
             self._num_samples += self._settings.micro_batch_size if report.was_used else 0
             if report.ended_epoch:
                 self._write_epoch(report)
@@ -154,59 +177,48 @@ class ObservedTraining:
         """Save the parameters once they are final."""
         from safetensors.torch import save_file
 
-        tensors = {name: value.detach().clone() for name, value in self.peer.model.named_parameters()}
+        tensors = {name: value.detach().clone() for name, value in self.peer.parameters().items()}
         with written_whole(path) as temporary:
             save_file(tensors, str(temporary))
-        self._events.write("finished", epoch=self.peer.optimizer.local_epoch, loss=self._evaluate())
+        self._events.write("finished", epoch=self.peer.epoch, loss=self._evaluate())
 
-    def _paced(self, stream: Iterator[Any]) -> Iterator[Any]:
+    def _paced(self, stream: "Iterator[Batch]") -> "Iterator[Batch]":
         ready_at = time.monotonic()
         for batch in stream:
             limit = self._control.finish_at_epoch
-            if limit and self.peer.optimizer.local_epoch >= limit:
+            if limit and self.peer.epoch >= limit:
                 return
             yield self._noise_like(batch) if self._control.attack == FaultKind.NOISE else batch
             ready_at = max(ready_at + self._settings.seconds_per_batch, time.monotonic())
             time.sleep(max(0.0, ready_at - time.monotonic()))
 
-    def _noise_like(self, batch: Any) -> Any:
+    def _noise_like(self, batch: Any) -> "Batch":
         import torch
 
         size = self.peer.task.layout.codebook_size
         return dict(batch, image_codes=torch.randint_like(batch["image_codes"], size))
 
-    def _watch(self, stop: threading.Event) -> None:
-        from pipelines.tools.chaos.faults.hostile_peers import Attack
-
+    def _watch(self) -> None:
         path = control_file(Path(self._settings.folder), self._settings.name)
-        while not stop.wait(CONTROL_INTERVAL_SECONDS):
+        while not self.peer.stop.wait(CONTROL_INTERVAL_SECONDS):
             control = read_control(path)
             if control != self._control:
                 CLOCK.skew(control.clock_skew_seconds)
-                self.peer.optimizer.grad_averager.attack = Attack(control.attack)
+                self.peer.attack(control.attack)
                 self._control = control
 
-    def _write_epoch(self, report: Any) -> None:
-        progress = self.peer.optimizer.progress()
-        averaging = progress.gradient_round
-        was_averaged = averaging.num_rounds > self._num_rounds
-        num_kept = progress.num_gathered  # of a missed round, for the next one
-        num_sent = self._num_samples - num_kept
-        if self.peer.run.delay_gradient_averaging:  # the finished round had the samples of the previous epoch
-            num_sent, self._num_in_round = self._num_in_round, num_sent if progress.has_begun_round else 0
+    def _write_epoch(self, report: "StepReport") -> None:
+        num_sent, num_kept = self.peer.sent_and_kept(report, self._num_samples)
         self._events.write(
             "epoch",
             epoch=report.epoch,
-            new_epoch=progress.epoch,
+            new_epoch=self.peer.epoch,
             num_samples=num_sent,
-            share_averaged=averaging.share_averaged if was_averaged else 0.0,
-            group_size=averaging.group_size if was_averaged else 1,
-            round_seconds=averaging.seconds if was_averaged else 0.0,
             attack=self._control.attack,
-            suspects=[suspect.peer_id for suspect in averaging.suspects],
             loss=self._evaluate(),
+            **self.peer.round_figures(),
         )
-        self._num_rounds, self._num_samples = averaging.num_rounds, num_kept
+        self._num_samples = num_kept
 
     def _evaluate(self) -> float:
         from pipelines.core.run.task import mean_loss

@@ -3,10 +3,14 @@
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
+import httpx2
+
+from hub_tools.local_hub.controls.hub_controls import HubFault
 from pipelines.tools.chaos.chaos_swarm import ChaosSwarm
 from pipelines.tools.chaos.chaotic_peer import Control
-from pipelines.tools.chaos.faults.fault_script import Fault, FaultKind, ServingFault
+from pipelines.tools.chaos.faults.fault_script import NO_PEER, Fault, FaultKind, RoundFault, ServingFault
 from pipelines.tools.chaos.faults.link_proxy import FREE, LinkLimits
 
 SLOW_LINK = LinkLimits(bytes_per_second=125_000, delay_seconds=0.1)
@@ -14,6 +18,11 @@ SLOW_LINK = LinkLimits(bytes_per_second=125_000, delay_seconds=0.1)
 
 CLOCK_SKEW_SECONDS = 10.0
 """hivemind tolerates 3 s."""
+
+HOURS_OF_SKEW = 3 * 3600.0
+"""Where the Hub is the only wire, everybody goes by its clock."""
+
+SECONDS_LATE, SECONDS_TO_COME_BACK, LATER_ON_A_SLOW_LINK = 2.0, 5.0, 5.0
 
 
 @dataclass
@@ -62,6 +71,13 @@ class FaultInjection:
             FaultKind.DISK_FULL: lambda _fault, on: self.swarm.fill_disk(on),
         }
         actions |= dict.fromkeys(ServingFault, self._serving)
+        if self.swarm.plan.is_over_the_hub:
+            actions |= dict.fromkeys((FaultKind.PARTITION, FaultKind.SLOW_LINK, *RoundFault), self._hub_fault)
+            actions |= {
+                RoundFault.CLOSER_KILLED: lambda fault, on: on and self.swarm.kill_auxiliary(fault.duration_seconds),
+                RoundFault.CLOSER_FROZEN: lambda _fault, on: self.swarm.freeze_auxiliary(on),
+                RoundFault.BUCKET_FULL: self._fill_bucket,
+            }
         actions.get(fault.kind, self._let_attack)(fault, is_on)
 
     def _serving(self, fault: Fault, is_on: bool) -> None:
@@ -91,7 +107,28 @@ class FaultInjection:
         self._change_control(fault.peer, attack=str(fault.kind) if is_on else "")
 
     def _skew(self, fault: Fault, is_on: bool) -> None:
-        self._change_control(fault.peer, clock_skew_seconds=CLOCK_SKEW_SECONDS if is_on else 0.0)
+        seconds = HOURS_OF_SKEW if self.swarm.plan.is_over_the_hub else CLOCK_SKEW_SECONDS
+        self._change_control(fault.peer, clock_skew_seconds=seconds if is_on else 0.0)
+
+    def _hub_fault(self, fault: Fault, is_on: bool) -> None:
+        """Have the Hub treat a peer, or all, like that; it ends by itself."""
+        seconds = fault.duration_seconds
+        how: dict[str, Any] = {
+            FaultKind.PARTITION: dict(kind="late", seconds=seconds),
+            FaultKind.SLOW_LINK: dict(kind="late", seconds=self.slow_link.delay_seconds * LATER_ON_A_SLOW_LINK),
+            RoundFault.TOO_MANY_REQUESTS: dict(kind="refuse", status=429, seconds=SECONDS_TO_COME_BACK),
+            RoundFault.SLOW_HUB: dict(kind="late", seconds=SECONDS_LATE),
+            RoundFault.BROKEN_UPLOADS: dict(kind="break_body"),
+            RoundFault.TOKEN_EXPIRED: dict(kind="refuse", status=401),
+        }[fault.kind]
+        user = None if fault.peer == NO_PEER else self.swarm.trainers[fault.peer].name
+        if is_on:
+            with contextlib.suppress(httpx2.HTTPError):  # it is away: nobody notices a second fault
+                self.swarm.hub.controls.add(HubFault(user=user, lasts_seconds=seconds, **how))
+
+    def _fill_bucket(self, fault: Fault, is_on: bool) -> None:
+        with contextlib.suppress(httpx2.HTTPError):
+            self.swarm.hub.controls.fill_bucket(self.swarm.bucket_of(fault.peer), is_full=is_on)
 
     def _hub(self, _fault: Fault, is_on: bool) -> None:
         if is_on:

@@ -69,6 +69,31 @@ class ServingFault(StrEnum):
     """One more server, which draws with other weights than it says."""
 
 
+class RoundFault(StrEnum):
+    """What can go wrong besides where the Hub is the only wire; drawn there alone."""
+
+    CLOSER_KILLED = "closer_killed"
+    """SIGKILL to the first auxiliary peer, which is started again after the duration: the second one closes rounds."""
+
+    CLOSER_FROZEN = "closer_frozen"
+    """SIGSTOP to the first auxiliary peer until the second one has closed a round, then SIGCONT: both close it."""
+
+    TOO_MANY_REQUESTS = "too_many_requests"
+    """The Hub answers a peer 429, and to come back in 5 seconds."""
+
+    SLOW_HUB = "slow_hub"
+    """The Hub answers everybody two seconds late."""
+
+    BROKEN_UPLOADS = "broken_uploads"
+    """Half of what a peer puts arrives, and then the connection ends."""
+
+    BUCKET_FULL = "bucket_full"
+    """A peer's bucket takes no more files."""
+
+    TOKEN_EXPIRED = "token_expired"
+    """The Hub answers a peer 401."""
+
+
 DURATIONS: dict[str, tuple[float, float]] = {
     FaultKind.KILL: (6.0, 12.0),
     FaultKind.STOP: (4.0, 12.0),
@@ -84,11 +109,29 @@ DURATIONS: dict[str, tuple[float, float]] = {
     ServingFault.SERVER: (10.0, 15.0),
     ServingFault.HOLE: (45.0, 50.0),
     ServingFault.FALSE_SERVER: (40.0, 45.0),
+    RoundFault.CLOSER_KILLED: (8.0, 25.0),
+    RoundFault.CLOSER_FROZEN: (30.0, 40.0),
+    RoundFault.TOO_MANY_REQUESTS: (15.0, 30.0),
+    RoundFault.SLOW_HUB: (15.0, 30.0),
+    RoundFault.BROKEN_UPLOADS: (15.0, 30.0),
+    RoundFault.BUCKET_FULL: (15.0, 30.0),
+    RoundFault.TOKEN_EXPIRED: (15.0, 30.0),
 }
 """Range of a fault's duration in seconds; all outlast several rounds of the chaos run, and records of who is gone."""
 
 DRAWN_KINDS = tuple(kind for kind in FaultKind if kind not in (FaultKind.CHILD, FaultKind.NOISE))
-KINDS_WITHOUT_PEER = (FaultKind.HUB_OUTAGE, FaultKind.DISK_FULL, *ServingFault, *ATTACKS)
+DRAWN_KINDS_OVER_THE_HUB = (
+    *(FaultKind.KILL, FaultKind.STOP, FaultKind.LIAR, FaultKind.HUB_OUTAGE, FaultKind.CLOCK_SKEW),
+    *RoundFault,
+)
+KINDS_OVER_THE_HUB = tuple(kind for kind in (*FaultKind, *RoundFault) if kind != FaultKind.CHILD)
+FACTOR_OVER_THE_HUB = 2.5
+"""By which faults of `FaultKind` last longer where the Hub is the only wire: rounds do, too."""
+
+KINDS_WITHOUT_PEER = (
+    *(FaultKind.HUB_OUTAGE, FaultKind.DISK_FULL, *ServingFault, *ATTACKS),
+    *(RoundFault.CLOSER_KILLED, RoundFault.CLOSER_FROZEN, RoundFault.SLOW_HUB),
+)
 DURATION_OF_AN_ATTACK = (20.0, 30.0)
 SECONDS_BETWEEN_SERVING_FAULTS = 5.0
 QUIET_SHARE = 0.15
@@ -100,7 +143,7 @@ class Fault:
     """One fault of a run."""
 
     kind: str
-    """A `FaultKind`, a `ServingFault`, or the name of an attack."""
+    """A `FaultKind`, a `RoundFault`, a `ServingFault`, or the name of an attack."""
 
     at_seconds: float
     """When it starts, in seconds from the start of the faults."""
@@ -110,7 +153,7 @@ class Fault:
     """Number of the trainer that it strikes; `NO_PEER` for the Hub's and the auxiliary peer's faults."""
 
     def __post_init__(self) -> None:
-        if self.kind not in (*ATTACKS, *ServingFault):
+        if self.kind not in (*ATTACKS, *ServingFault, *RoundFault):
             object.__setattr__(self, "kind", FaultKind(self.kind))
         if not (0 <= self.at_seconds < float("inf") and 0 < self.duration_seconds < float("inf")):
             raise ValueError(
@@ -153,12 +196,14 @@ def serving_faults_in_turn(kinds: Sequence[str], duration_seconds: float) -> tup
     return tuple(faults)
 
 
-def draw_faults(*, seed: int, duration_seconds: float, num_faults: int, num_peers: int) -> tuple[Fault, ...]:
+def draw_faults(
+    *, seed: int, duration_seconds: float, num_faults: int, num_peers: int, wire: str = "p2p"
+) -> tuple[Fault, ...]:
     """Return faults spread over the duration, every kind before one repeats; equal arguments give equal faults."""
     if num_faults == 0:
         return ()
     random_numbers = random.Random(f"chaos {seed}")
-    kinds = _kinds_in_turn(random_numbers, num_faults)
+    kinds = _kinds_in_turn(random_numbers, num_faults, DRAWN_KINDS if wire == "p2p" else DRAWN_KINDS_OVER_THE_HUB)
     slot = duration_seconds * (1 - QUIET_SHARE) / num_faults
     return tuple(
         _draw_fault(
@@ -166,12 +211,15 @@ def draw_faults(*, seed: int, duration_seconds: float, num_faults: int, num_peer
             {"kind": kind, "at_seconds": (number + random_numbers.uniform(0.0, 0.6)) * slot},
             last_end=duration_seconds * (1 - QUIET_SHARE),
             num_peers=num_peers,
+            wire=wire,
         )
         for number, kind in enumerate(kinds)
     )
 
 
-def read_script(path: Path, *, seed: int, duration_seconds: float, num_peers: int) -> tuple[Fault, ...]:
+def read_script(
+    path: Path, *, seed: int, duration_seconds: float, num_peers: int, wire: str = "p2p"
+) -> tuple[Fault, ...]:
     """Return the faults of a script: a JSON list of objects, in which only `kind` is required.
 
     Missing values (`at_seconds`, `duration_seconds`, `peer`) are drawn from the seed. Raises ValueError for
@@ -184,7 +232,7 @@ def read_script(path: Path, *, seed: int, duration_seconds: float, num_peers: in
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise ValueError(f"{path} is not a fault script: expected a JSON list of objects, each with a 'kind'.")
     random_numbers = random.Random(f"chaos script {seed}")
-    faults = [_fault_of_entry(random_numbers, entry, duration_seconds, num_peers, path) for entry in entries]
+    faults = [_fault_of_entry(random_numbers, entry, duration_seconds, num_peers, path, wire) for entry in entries]
     return tuple(sorted(faults, key=lambda fault: fault.at_seconds))
 
 
@@ -193,27 +241,33 @@ def script_text(faults: Sequence[Fault]) -> str:
     return json.dumps([asdict(fault) for fault in faults], indent=1) + "\n"
 
 
-def _kinds_in_turn(random_numbers: random.Random, num_faults: int) -> list[FaultKind]:
-    def shuffled() -> list[FaultKind]:
-        return random_numbers.sample(DRAWN_KINDS, len(DRAWN_KINDS))
+def _kinds_in_turn(random_numbers: random.Random, num_faults: int, drawn: Sequence[str]) -> list[str]:
+    def shuffled() -> list[str]:
+        return random_numbers.sample(drawn, len(drawn))
 
     rounds = itertools.chain.from_iterable(shuffled() for _ in itertools.count())
     return list(itertools.islice(rounds, num_faults))
 
 
 def _fault_of_entry(
-    random_numbers: random.Random, entry: Mapping[str, Any], duration_seconds: float, num_peers: int, path: Path
+    random_numbers: random.Random,
+    entry: Mapping[str, Any],
+    duration_seconds: float,
+    num_peers: int,
+    path: Path,
+    wire: str,
 ) -> Fault:
     known = {"kind", "at_seconds", "duration_seconds", "peer"}
     if unknown := sorted(set(entry) - known):
         raise ValueError(f"{path} has a fault with unknown {', '.join(unknown)}; expected {', '.join(sorted(known))}.")
-    if entry.get("kind") not in (kinds := [*FaultKind, *ServingFault, *ATTACKS]):
+    kinds = KINDS_OVER_THE_HUB if wire == "hub" else (*FaultKind, *ServingFault, *ATTACKS)
+    if entry.get("kind") not in kinds:
         raise ValueError(f"{path} has a fault of kind {entry.get('kind')!r}; expected one of {', '.join(kinds)}.")
     numbers = [entry[name] for name in known - {"kind"} if name in entry]
     if not all(isinstance(number, (int, float)) for number in numbers):
         raise ValueError(f"{path} has {numbers} in a fault of kind {entry['kind']}; expected numbers.")
     values = {"at_seconds": random_numbers.uniform(0.0, duration_seconds * (1 - QUIET_SHARE)), **entry}
-    fault = _draw_fault(random_numbers, values, last_end=duration_seconds, num_peers=num_peers)
+    fault = _draw_fault(random_numbers, values, last_end=duration_seconds, num_peers=num_peers, wire=wire)
     if fault.kind not in KINDS_WITHOUT_PEER and not 0 <= fault.peer < num_peers:
         raise ValueError(f"{path} has a {fault.kind} of peer {fault.peer}; expected 0 to {num_peers - 1}.")
     if fault.ends_at_seconds > duration_seconds:
@@ -223,10 +277,14 @@ def _fault_of_entry(
     return fault
 
 
-def _draw_fault(random_numbers: random.Random, values: Mapping[str, Any], *, last_end: float, num_peers: int) -> Fault:
+def _draw_fault(
+    random_numbers: random.Random, values: Mapping[str, Any], *, last_end: float, num_peers: int, wire: str
+) -> Fault:
     """Complete a fault; all its numbers are always drawn, so that a given value does not shift the later ones."""
     kind = values["kind"]
     length = random_numbers.uniform(*DURATIONS.get(kind, DURATION_OF_AN_ATTACK))
+    if wire == "hub" and kind in (*FaultKind,):
+        length *= FACTOR_OVER_THE_HUB
     peer = random_numbers.randrange(num_peers)
     at_seconds = float(values["at_seconds"])
     return Fault(
