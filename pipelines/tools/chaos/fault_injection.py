@@ -74,7 +74,7 @@ class FaultInjection:
         if self.swarm.plan.is_over_the_hub:
             actions |= dict.fromkeys((FaultKind.PARTITION, FaultKind.SLOW_LINK, *RoundFault), self._hub_fault)
             actions |= {
-                RoundFault.CLOSER_KILLED: lambda fault, on: on and self.swarm.kill_auxiliary(fault.duration_seconds),
+                RoundFault.CLOSER_KILLED: self._kill_closer,
                 RoundFault.CLOSER_FROZEN: lambda _fault, on: self.swarm.freeze_auxiliary(on),
                 RoundFault.BUCKET_FULL: self._fill_bucket,
             }
@@ -95,6 +95,10 @@ class FaultInjection:
         if is_on:
             self.swarm.kill_child(fault.peer, fault.duration_seconds)
 
+    def _kill_closer(self, fault: Fault, is_on: bool) -> None:
+        if is_on:
+            self.swarm.kill_auxiliary(fault.duration_seconds)
+
     def _stop(self, fault: Fault, is_on: bool) -> None:
         trainer = self.swarm.trainers[fault.peer]
         trainer.freeze() if is_on else trainer.thaw()
@@ -113,18 +117,18 @@ class FaultInjection:
     def _hub_fault(self, fault: Fault, is_on: bool) -> None:
         """Have the Hub treat a peer, or all, like that; it ends by itself."""
         seconds = fault.duration_seconds
-        how: dict[str, Any] = {
+        kinds: dict[str, dict[str, Any]] = {
             FaultKind.PARTITION: dict(kind="late", seconds=seconds),
             FaultKind.SLOW_LINK: dict(kind="late", seconds=self.slow_link.delay_seconds * LATER_ON_A_SLOW_LINK),
             RoundFault.TOO_MANY_REQUESTS: dict(kind="refuse", status=429, seconds=SECONDS_TO_COME_BACK),
             RoundFault.SLOW_HUB: dict(kind="late", seconds=SECONDS_LATE),
             RoundFault.BROKEN_UPLOADS: dict(kind="break_body"),
             RoundFault.TOKEN_EXPIRED: dict(kind="refuse", status=401),
-        }[fault.kind]
+        }
         user = None if fault.peer == NO_PEER else self.swarm.trainers[fault.peer].name
         if is_on:
             with contextlib.suppress(httpx2.HTTPError):  # it is away: nobody notices a second fault
-                self.swarm.hub.controls.add(HubFault(user=user, lasts_seconds=seconds, **how))
+                self.swarm.hub.controls.add(HubFault(user=user, lasts_seconds=seconds, **kinds[fault.kind]))
 
     def _fill_bucket(self, fault: Fault, is_on: bool) -> None:
         with contextlib.suppress(httpx2.HTTPError):

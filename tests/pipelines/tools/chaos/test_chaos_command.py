@@ -64,6 +64,31 @@ def test_training_survives_faults_with_equal_parameters_and_leaves_nothing_behin
     assert (output / "timeline.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_a_run_over_the_hub_survives_faults_with_equal_states_and_right_lists(tmp_path):
+    kinds = [("closer_killed", -1), ("kill", 0), ("bucket_full", 1), ("liar", 2), ("hub_outage", -1), ("stop", 1)]
+    faults = [
+        dict(kind=kind, at_seconds=4 + 12 * number, duration_seconds=20, peer=peer)
+        for number, (kind, peer) in enumerate(kinds)
+    ]
+    script, output = tmp_path / "faults.json", tmp_path / "output"
+    script.write_text(json.dumps(faults))
+    done = subprocess.run(
+        chaos_command("--wire", "hub", "--peers", 3, "--minutes", 2, "--script", script, "--output", output, "--json"),
+        env={**os.environ, "NO_COLOR": "1", "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        timeout=880,
+        check=False,
+    )
+    assert done.returncode in (0, 3), done.stderr[-3000:]
+    report = json.loads(done.stdout.splitlines()[-1])
+    met = {name for name, is_met in report["criteria"].items() if is_met}
+    assert met >= {"all parameters equal at the end", "no orphan process", "every epoch led all to one state"}
+    assert report["num_unexpected_exits"] == 0, done.stderr[-3000:]
+
+
 @pytest.mark.timeout(300)
 def test_ctrl_c_ends_everything_that_was_started(tmp_path):
     output = tmp_path / "output"

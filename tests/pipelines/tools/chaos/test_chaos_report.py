@@ -77,6 +77,31 @@ def test_the_report_puts_the_rate_under_faults_beside_the_rate_without():
     }
 
 
+@pytest.mark.parametrize(
+    ("digests", "has_false_lists", "agree"),
+    [(("a", "b"), False, True), (("a", "c"), False, False), (("a", "b"), True, False), ((None, None), False, None)],
+)
+def test_states_are_compared_epoch_by_epoch_where_they_must_be_equal(digests, has_false_lists, agree):
+    def events(*ends):
+        told = [epoch(10.0 * number, number=number) for number in (1, 2)]
+        return [event | ({"digest": digest} if digest else {}) for event, digest in zip(told, ends, strict=True)]
+
+    report = make_report(
+        {"a": events(*(one and x for one, x in zip(digests, "ab", strict=True))), "b": events(*digests)},
+        [],
+        reference=Window(begin=0.0, end=1.0),
+        chaos=Window(begin=1.0, end=30.0),
+        parameter_difference=0.0,
+        num_orphans=0,
+        num_unexpected_exits=0,
+        num_checkpoints=0,
+        has_false_lists=has_false_lists,
+    )
+    assert report.states_agree is agree
+    assert report.criteria.get("every epoch led all to one state") is agree
+    assert report.longest_epoch_seconds == 10.0
+
+
 def test_the_evaluation_loss_of_an_epoch_is_the_median_over_trainers():
     events = {str(n): [epoch(1.0, number=0, loss=loss)] for n, loss in enumerate((1.0, 2.0, 90.0))}
     assert median_losses(events) == {1: 2.0}

@@ -10,6 +10,7 @@ import pytest
 
 from pipelines.tools.chaos.faults.fault_script import (
     DRAWN_KINDS,
+    DRAWN_KINDS_OVER_THE_HUB,
     KINDS_WITHOUT_PEER,
     NO_PEER,
     Fault,
@@ -22,8 +23,10 @@ from pipelines.tools.chaos.faults.fault_script import (
 )
 
 
-def drawn(seed=1, duration_seconds=180.0, num_faults=12, num_peers=4):
-    return draw_faults(seed=seed, duration_seconds=duration_seconds, num_faults=num_faults, num_peers=num_peers)
+def drawn(seed=1, duration_seconds=180.0, num_faults=12, num_peers=4, wire="p2p"):
+    return draw_faults(
+        seed=seed, duration_seconds=duration_seconds, num_faults=num_faults, num_peers=num_peers, wire=wire
+    )
 
 
 def test_equal_seeds_give_equal_faults_in_another_process_too():
@@ -60,16 +63,27 @@ def test_another_seed_or_duration_gives_other_times():
     assert len(set(times)) == 3
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_every_kind_happens_before_one_repeats_and_all_end_before_the_run_does(seed):
-    faults = drawn(seed)
+@pytest.mark.parametrize(("wire", "kinds"), [("p2p", DRAWN_KINDS), ("hub", DRAWN_KINDS_OVER_THE_HUB)])
+@pytest.mark.parametrize("seed", range(10))
+def test_every_kind_happens_before_one_repeats_and_all_end_before_the_run_does(seed, wire, kinds):
+    faults = drawn(seed, wire=wire)
     assert len(faults) == 12
-    assert {fault.kind for fault in faults[: len(DRAWN_KINDS)]} == set(DRAWN_KINDS)
+    assert {fault.kind for fault in faults[: len(kinds)]} == set(kinds)
     assert [fault.at_seconds for fault in faults] == sorted(fault.at_seconds for fault in faults)
     assert all(0 <= fault.at_seconds < fault.ends_at_seconds < 180 for fault in faults)
     for fault in faults:
         assert (fault.peer == NO_PEER) == (fault.kind in KINDS_WITHOUT_PEER)
         assert fault.peer < 4
+
+
+@pytest.mark.parametrize(
+    ("wire", "kind"), [("hub", "child"), ("hub", "lying_epoch"), ("hub", "server"), ("p2p", "closer_frozen")]
+)
+def test_a_fault_that_the_wire_cannot_have_is_refused(tmp_path, wire, kind):
+    path = tmp_path / "faults.json"
+    path.write_text(json.dumps([{"kind": kind, "peer": 0}]))
+    with pytest.raises(ValueError, match=f"of kind '{kind}'; expected one of kill, stop"):
+        read_script(path, seed=1, duration_seconds=60, num_peers=3, wire=wire)
 
 
 def test_a_script_that_was_written_is_read_back_whatever_the_seed(tmp_path):
