@@ -80,7 +80,7 @@ def setup_cfg():
 @pytest.fixture(scope="session")
 def hub(tmp_path_factory):
     """Yield an embedded Hub that runs as a process of its own, with the organisation `org` and its user `alice`."""
-    with LocalHub(tmp_path_factory.mktemp("hub")) as local_hub:
+    with LocalHub(tmp_path_factory.mktemp("hub"), controlled=True) as local_hub:
         local_hub.alice_token = local_hub.create_user("alice")
         local_hub.create_organization("org", members={"alice": "admin"})
         yield local_hub

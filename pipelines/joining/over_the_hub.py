@@ -28,7 +28,7 @@ from pipelines.core.torch_devices import describe_device, num_cores, wanted_thre
 from pipelines.features.hub_rounds.auditing import AuditedRound, audited, first_start
 from pipelines.features.hub_rounds.closer import RoundCloser
 from pipelines.features.hub_rounds.exchange import RoundExchange
-from pipelines.features.hub_rounds.files import RoundFiles
+from pipelines.features.hub_rounds.files import RoundFiles, let_uploads_fail_soon
 from pipelines.features.hub_rounds.following import HubFollowing
 from pipelines.features.hub_rounds.peer import HubPeer
 from pipelines.features.hub_rounds.reading import RoundReader
@@ -247,6 +247,7 @@ def _following(repository: str, task: PublishableTask, publisher: HubPublisher, 
 
 
 def _opened(repository: str, open_task: OpenTask) -> tuple[RunSnapshot, TrainingRun, PublishableTask]:
+    let_uploads_fail_soon()
     snapshot = RunSnapshot.read(repository)
     run, state = snapshot.run, snapshot.run_state
     if state is not None and state["epoch"] >= run.num_epochs:

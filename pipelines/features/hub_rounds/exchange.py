@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+import math
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -26,6 +27,9 @@ SECONDS_BEFORE_BYTES = 2.5
 LEAST_SECONDS_FOR_BYTES, SECONDS_FOR_BYTES = 5.0, 30.0
 """From the deadline until they must be there: a third of the window, within these limits."""
 
+MARGIN, MOST_OF_A_WINDOW = 1.5, 2 / 3
+"""A pointer is sent so many times as long before its deadline as the last one took; never longer than this share."""
+
 FIRST_POLL_SECONDS, LONGEST_POLL_SECONDS, POLL_GROWTH = 3.0, 60.0, 1.3
 SECONDS_BETWEEN_TRIES = 2.0
 SECONDS_BETWEEN_WORDS = 60.0
@@ -39,10 +43,14 @@ def seconds_for_bytes(window_seconds: float) -> float:
 
 def polls(window_seconds: float) -> Iterator[float]:
     """Yield the seconds to wait before each look for a round's list after its deadline; always longer, to a limit."""
-    seconds = min(FIRST_POLL_SECONDS, window_seconds / 8)
+    seconds, longest = min(FIRST_POLL_SECONDS, window_seconds / 8), min(LONGEST_POLL_SECONDS, window_seconds / 4)
     while True:
         yield seconds
-        seconds = min(seconds * POLL_GROWTH, LONGEST_POLL_SECONDS)
+        seconds = min(seconds * POLL_GROWTH, longest)
+
+
+class RoundStillOpenError(Exception):
+    """A window has passed, nobody has closed its round, and this peer's contribution is not among those that wait."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +72,7 @@ class RoundExchange:
         self._future: Future[ClosedRound | None] | None = None
         self._offers: list[str] = []
         self.publish_seconds = 5.0
-        """How long it took to put the last pointer: the next is sent so long before the deadline."""
+        """How long it took to put the last pointer."""
 
     def begin(self, terms: NextRound, deadline: float, offer: ContributionOffer | None) -> None:
         """Offer a contribution to a round, if there is one, and wait for its list; `deadline` by the Hub's clock."""
@@ -79,7 +87,9 @@ class RoundExchange:
     def outcome(self, most_seconds: float = 0.0) -> ClosedRound | None:
         """Return the round that was begun, once it is closed; None: not yet, within so many seconds.
 
-        Raises what `RoundReader.closed_round` raises, except that it waits while the Hub is away.
+        Raises:
+            RoundStillOpenError: offer it again, to the round's next window.
+            OtherStateError, OSError: as `RoundReader.closed_round`, except that it waits while the Hub is away.
         """
         if self._future is None or not wait([self._future], most_seconds).done:
             return None
@@ -92,11 +102,18 @@ class RoundExchange:
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     def _exchange(self, terms: NextRound, deadline: float, offer: ContributionOffer | None) -> ClosedRound | None:
+        is_there = False
         if offer is not None and self._put_pointer(offer, deadline):
             self._wait_until(deadline + SECONDS_BEFORE_BYTES)
-            self._put_bytes(offer, deadline + seconds_for_bytes(self._window))
+            is_there = self._put_bytes(offer, deadline + seconds_for_bytes(self._window))
         self._wait_until(deadline)
-        return self._wait_for_list(terms)
+        # Nobody closes a round to which nobody has offered anything, as where the Hub was away at its deadline.
+        return self._wait_for_list(terms, math.inf if is_there else deadline + self._window - self.lead_seconds)
+
+    @property
+    def lead_seconds(self) -> float:
+        """How long before a deadline a contribution is to be offered."""
+        return min(MARGIN * self.publish_seconds + SECONDS_OF_GRACE, MOST_OF_A_WINDOW * self._window)
 
     def _put_pointer(self, offer: ContributionOffer, deadline: float) -> bool:
         started = self._files.clock()
@@ -107,13 +124,14 @@ class RoundExchange:
         self.publish_seconds = max(1.0, self._files.clock() - started)
         return True
 
-    def _put_bytes(self, offer: ContributionOffer, until: float) -> None:
+    def _put_bytes(self, offer: ContributionOffer, until: float) -> bool:
         path = self._files.offer_path(offer.pointer.round, offer.pointer.digest)
         old = self._offers[:-KEPT_OFFERS]
-        if self._put({path: offer.content}, until, delete=old):
-            self._offers = [*self._offers[len(old) :], path]
-        else:
+        if not self._put({path: offer.content}, until, delete=old):
             logger.warning("The bytes of the contribution to round %d came too late.", offer.pointer.round)
+            return False
+        self._offers = [*self._offers[len(old) :], path]
+        return True
 
     def _put(self, files: dict[str, bytes], until: float, *, delete: list[str] | None = None) -> bool:
         """Put files by a time of the Hub's clock, however often it takes; OSError if the Hub refuses."""
@@ -132,7 +150,7 @@ class RoundExchange:
         while (rest := moment - self._files.clock()) > 0 and not self._stop.wait(min(rest, 1.0)):
             pass
 
-    def _wait_for_list(self, terms: NextRound) -> ClosedRound | None:
+    def _wait_for_list(self, terms: NextRound, until: float) -> ClosedRound | None:
         waited, said_at = 0.0, SECONDS_BETWEEN_WORDS
         for seconds in polls(self._window):
             if self._stop.wait(seconds):
@@ -148,6 +166,8 @@ class RoundExchange:
                     said_at = waited + 5 * SECONDS_BETWEEN_WORDS
             if found is not None:
                 return found
+            if self._files.clock() >= until:
+                raise RoundStillOpenError
         raise AssertionError("unreachable")
 
 

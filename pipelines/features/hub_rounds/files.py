@@ -5,6 +5,7 @@ and 1,000 of the latter. What is put is visible as a whole or not at all.
 """
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -27,6 +28,12 @@ NEWEST = "newest.json"
 POINTER = "now.json"
 SECONDS_OF_A_FILE = 120.0
 """How long one file may take, however slowly its bytes come."""
+
+SECONDS_OF_SILENCE = 60.0
+"""How long an answer, or the next of its bytes, may take to come."""
+
+UPLOADS_THAT_FAIL_SOON = {"HF_XET_CLIENT_RETRY_MAX_ATTEMPTS": "1", "HF_XET_CLIENT_RETRY_BASE_DELAY": "500ms"}
+"""Xet's own patience is 100 s; rounds try again by their own clock."""
 
 MOST_BUCKETS = 10_000
 
@@ -147,7 +154,7 @@ class RoundFiles:
         headers = build_hf_headers() | {"Accept-Encoding": "identity"} | ({"If-None-Match": etag} if etag else {})
         with _errors_named(bucket):
             sent = time.monotonic()
-            with get_session().stream("GET", url, headers=headers) as answer:
+            with get_session().stream("GET", url, headers=headers, timeout=SECONDS_OF_SILENCE) as answer:
                 self.clock.note(answer.headers.get("date"), sent, time.monotonic())
                 if answer.status_code in (304, 404):
                     return None
@@ -166,6 +173,12 @@ class RoundFiles:
             etag=answer.headers.get("etag", ""),
             modified=_seconds(answer.headers.get("last-modified")),
         )
+
+
+def let_uploads_fail_soon() -> None:
+    """Have uploads of this process report an outage at once. Call it before the first one."""
+    for name, value in UPLOADS_THAT_FAIL_SOON.items():
+        os.environ.setdefault(name, value)
 
 
 def _seconds(date: str | None) -> float | None:

@@ -16,7 +16,12 @@ from pipelines.core.run.compute_options import ComputeOptions
 from pipelines.core.run.task import Batch, num_samples
 from pipelines.core.run.training_run import TrainingRun
 from pipelines.features.hub_rounds.closing import next_deadline, takes_back
-from pipelines.features.hub_rounds.exchange import SECONDS_OF_GRACE, ContributionOffer, RoundExchange
+from pipelines.features.hub_rounds.exchange import (
+    SECONDS_OF_GRACE,
+    ContributionOffer,
+    RoundExchange,
+    RoundStillOpenError,
+)
 from pipelines.features.hub_rounds.files import HubAwayError
 from pipelines.features.hub_rounds.gradient_sum import LocalGradientSum
 from pipelines.features.hub_rounds.reading import IncompleteError, OtherStateError, RoundReader, follow, replayed
@@ -31,7 +36,6 @@ logger = logging.getLogger(__name__)
 WINDOWS_AHEAD = 3.0
 """For how long a peer trains on without hearing of a round that it has offered a contribution to."""
 
-MARGIN = 1.5
 SECONDS_BETWEEN_LOOKS = 1.0
 SPEED_WEIGHT = 0.1
 TRIES = 3
@@ -149,8 +153,7 @@ class HubPeer:
         loss = self._computation.compute(batch)
         if loss is None:
             return None
-        self._gathering.add(loss.weight, self.epoch)
-        self._samples_of_round += loss.weight
+        self._samples_of_round = self._gathering.add(loss.weight, self.epoch)
         self._loss_of_round += loss.mean * loss.weight
         speed = loss.weight / max(1e-6, time.monotonic() - started)
         self._speed += (SPEED_WEIGHT if self._speed else 1.0) * (speed - self._speed)
@@ -162,8 +165,8 @@ class HubPeer:
         try:
             if not self._exchange.is_under_way:
                 self._follow_others()
-                lead = MARGIN * self._exchange.publish_seconds + SECONDS_OF_GRACE
                 deadline = next_deadline(self._deadline, self.run.window_seconds, self._clock())
+                lead = self._exchange.lead_seconds if self._samples_of_round else SECONDS_OF_GRACE
                 if self._clock() < deadline - lead and not waits:
                     return False
                 self._offer(deadline)
@@ -172,6 +175,8 @@ class HubPeer:
                 if not waits or stop.is_set():
                     return False
             self._follow(closed)
+        except RoundStillOpenError:
+            self._take_back()
         except (OtherStateError, FalseListError) as error:
             logger.warning("This peer takes the newest checkpoint: %s.", error)
             self._recover(stop)
@@ -234,15 +239,22 @@ class HubPeer:
 
     def _say_left_out(self, closed: ClosedRound) -> None:
         """Say why the contribution did not count; it may in the next round."""
-        assert self._offered is not None
-        self.num_samples -= self._offered.samples
         if takes_back(closed.closed, self._user):
-            self._gathering.lose_round()
+            self._take_back()
         else:
+            self.num_samples -= self._offered.samples if self._offered else 0
             self._own.share_to_send_again = 0.0
         reasons = {one.user: one.reason for one in closed.closed.left_out}
         reason = reasons.get(self._user, "the list does not name it")
         logger.info("Round %d was closed without this peer's contribution: %s.", closed.closed.round, reason)
+
+    def _take_back(self) -> None:
+        """Offer again what was offered, with what is learnt until then, and as of the samples of both."""
+        if self._offered is not None:
+            self._samples_of_round = self._gathering.offer_again()
+            self._loss_of_round += self._offered.loss * self._offered.samples
+            self.num_samples -= self._offered.samples
+            self._offered = None
 
     def _note(self, closed: ClosedRound) -> None:
         self._newest, self._deadline, self._offered = closed, closed.closed.deadline, None
@@ -250,10 +262,7 @@ class HubPeer:
 
     def _recover(self, stop: threading.Event) -> None:
         """Go to the run's newest state from a checkpoint; what this peer has learnt since counts in the next round."""
-        if self._offered is not None:
-            self.num_samples -= self._offered.samples
-            self._gathering.lose_round()
-            self._offered = None
+        self._take_back()
         self._catch_up(stop)
         self._gathering.restart(keep_gradient=True)
         self._samples_of_round, self._loss_of_round = 0, 0.0

@@ -46,11 +46,12 @@ class SparseLocalSteps(LocalSteps):
         super().__init__(run, model, averager, state)
         self._sparse = contribution
         self._feedback = ErrorFeedback(contribution.codec, run.sparse_error_decay)
-        self._was_lost = False
+        self._was_lost, self._samples_sent = False, 0
 
     def finish(self, epoch: int) -> None:
         """See `Gathering`: the largest values of the progress, and of what has not been sent before."""
         self._settle()
+        self._samples_sent = self._num_samples
         super().finish(epoch)
         progress = self._averager.gathered()
         try:
@@ -70,6 +71,13 @@ class SparseLocalSteps(LocalSteps):
     def lose_round(self) -> None:
         """See `Gathering`: it counts in the next round."""
         self._was_lost = True
+
+    def offer_again(self) -> int:
+        """Let what was sent last count in the next round with its samples; return those of the next round so far."""
+        self.lose_round()
+        self._num_samples += self._samples_sent
+        self._samples_sent = 0
+        return self._num_samples
 
     def restart(self, *, keep_gradient: bool) -> int:
         """See `Gathering`. Progress that may still count is sent with the next one."""

@@ -139,9 +139,8 @@ def _memory(swarm: ChaosSwarm) -> dict[int, int]:
 
 
 def newest_epoch(swarm: ChaosSwarm) -> int:
-    """Return the epoch that the auxiliary peer last saw the swarm in; 0 before its first look."""
-    reports = swarm.auxiliary_reports[-1:]
-    return reports[0]["swarm_epoch"] if reports else 0
+    """Return the newest epoch that an auxiliary peer has seen the swarm in; 0 before its first look."""
+    return max((report["swarm_epoch"] for report in swarm.auxiliary_reports), default=0)
 
 
 def _finish(swarm: ChaosSwarm) -> float:

@@ -3,11 +3,14 @@
 import pytest
 from hub_round_parts import TinyRun, log_in
 
+from pipelines.features.hub_rounds.files import let_uploads_fail_soon
+
 
 @pytest.fixture
 def rounds(hub, monkeypatch):
     """Return a function that makes a run of its own."""
     log_in(monkeypatch, hub)
+    let_uploads_fail_soon()
     runs = []
 
     def new(**settings):
