@@ -17,7 +17,7 @@ from .history import add_commit, find_reference, set_reference
 from .object_store import ObjectStore
 from .repositories import Repository
 from .trees import git_blob_oid, lfs_pointer
-from .uploads import holds_content
+from .lfs_files import holds_content
 
 SHA256_PATTERN = re.compile(r"[0-9a-f]{64}")
 MAX_LINE_BYTES = 64 << 20
