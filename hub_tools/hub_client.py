@@ -4,6 +4,7 @@ addresses that a stranger has named."""
 import asyncio
 import contextlib
 import os
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -21,6 +22,9 @@ MAX_ANSWER_BYTES = 65_536
 
 PASSING_STATUSES = frozenset({408, 409, 425, 429, 500, 502, 503, 504, *range(520, 530)})
 """Of a Hub, or something on the way to it, that is down, overloaded, or busy with another commit."""
+
+REFUSED_BY_XET = re.compile(r"HTTP status client error \(40[13] ")
+"""In a ConnectionError of the library for contents, which raises no other."""
 
 NETWORK_VARIABLES = ("ALL_PROXY", "HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY", "SSL_CERT_FILE", "SSL_CERT_DIR")
 
@@ -106,7 +110,8 @@ def is_outage(error: BaseException | None) -> bool:
         return error.response.status_code in PASSING_STATUSES
     if isinstance(error, (RuntimeError, LocalEntryNotFoundError)):  # of an upload's thread; neither there nor here
         return is_outage(error.__cause__)
-    if isinstance(error, (httpx2.UnsupportedProtocol, httpx2.LocalProtocolError)) or "CERTIFICATE" in str(error):
+    is_final = isinstance(error, (httpx2.UnsupportedProtocol, httpx2.LocalProtocolError)) or is_refusal(error)
+    if is_final or "CERTIFICATE" in str(error):
         return False
     return isinstance(error, (ConnectionError, TimeoutError, NotTheHubError, httpx2.TransportError))
 
@@ -115,6 +120,8 @@ def is_refusal(error: BaseException | None) -> bool:
     """Return whether the Hub did not let this token read or write, or an error that it caused says so."""
     if isinstance(error, HfHubHTTPError):
         return error.response.status_code in (401, 403)
+    if isinstance(error, ConnectionError) and REFUSED_BY_XET.search(str(error)):
+        return True
     return error is not None and is_refusal(error.__cause__)
 
 

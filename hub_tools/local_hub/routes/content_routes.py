@@ -74,12 +74,12 @@ def paths(form: Annotated[dict, Depends(paths_form)], access: AccessOf, revision
 
 
 @router.post(API + "/preupload/{revision}")
-def preupload(payload: JsonObject, access: AccessOf, revision: Decoded) -> dict:
+def preupload(payload: JsonObject, access: AccessOf, revision: Decoded, create_pr: bool = False) -> dict:
     """Say for each file whether it goes inside the commit or through LFS, and what the repository has there now."""
     files = payload.get("files")
     if not isinstance(files, list) or not all(isinstance(file, dict) for file in files):
         raise bad_request("preupload needs a list of files")
-    with access.reading("upload to") as (connection, repository):
+    with access.reading("" if create_pr else "upload to") as (connection, repository):
         commit = resolve_revision(connection, repository, revision)
         ignore = payload.get("gitIgnore") or _stored_gitignore(connection, access.storage, commit)
         return {"files": [_upload_mode(connection, commit, file, ignore) for file in files]}

@@ -8,28 +8,31 @@ import anyio.to_thread
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from ..protocol.hub_error import not_offered
 from ..store.commits import apply_commit, commit_lines, read_commit_request
 from ..store.history import create_reference, delete_reference, list_commits, list_references, resolve_revision
+from ..store.pull_requests import REFERENCES, check_may_open, open_pull_request
 from .request_parts import AccessOf, Decoded, JsonObject, OpenRepository, endpoint_of, receive_body
 
 router = APIRouter(prefix="/api/{kind}/{namespace}/{name}")
 COMMITS_PER_PAGE = 100
+MOST_BYTES_OF_A_PULL_REQUEST = 16 << 20
 
 
 @router.post("/commit/{revision}")
 async def commit(access: AccessOf, revision: Decoded, request: Request, create_pr: bool = False) -> JSONResponse:
-    """Commit the body's operations, all or none. 412 when the branch has moved past the client's `parentCommit`."""
-    if create_pr:
-        raise not_offered("pull requests: commit to a branch instead")
+    """Commit the body's operations, all or none. 412 when the branch has moved past the client's `parentCommit`.
+
+    With `create_pr` they become a pull request, for which reading is enough.
+    """
     # Before the body is read: a caller who may not write cannot fill the disk.
-    await anyio.to_thread.run_sync(_check_may_commit, access)
+    await anyio.to_thread.run_sync(_check_may_commit, access, create_pr)
     with access.storage.objects.incoming_file() as (path, file):
-        await receive_body(request, file.write)
+        await receive_body(request, file.write, max_bytes=MOST_BYTES_OF_A_PULL_REQUEST if create_pr else None)
         file.flush()
-        made = await anyio.to_thread.run_sync(_commit_body, access, revision, path)
-    url = f"{endpoint_of(request)}/{made['url_path']}/commit/{made['oid']}"
-    return JSONResponse({"success": True, "commitOid": made["oid"], "commitUrl": url, "hookOutput": ""})
+        made = await anyio.to_thread.run_sync(_commit_body, access, revision, path, create_pr)
+    page = f"{endpoint_of(request)}/{made['url_path']}"
+    answer = {"success": True, "commitOid": made["oid"], "commitUrl": f"{page}/commit/{made['oid']}", "hookOutput": ""}
+    return JSONResponse(answer | ({"pullRequestUrl": f"{page}/discussions/{made['num']}"} if create_pr else {}))
 
 
 @router.get("/commits/{revision}")
@@ -57,15 +60,21 @@ def commits(access: AccessOf, revision: Decoded, request: Request, before: int |
 
 @router.get("/refs")
 def refs(access: AccessOf) -> dict:
-    """List branches and tags."""
+    """List branches, tags and pull requests."""
     with access.reading() as (connection, repository):
         branches = list_references(connection, repository, "branch")
         tags = list_references(connection, repository, "tag")
     return {
-        "branches": [_reference("refs/heads/", row["name"], row["oid"]) for row in branches],
+        "branches": [
+            _reference("refs/heads/", row["name"], row["oid"])
+            for row in branches
+            if not row["name"].startswith(REFERENCES)
+        ],
         "tags": [_reference("refs/tags/", row["name"], row["oid"]) for row in tags],
         "converts": [],
-        "pullRequests": [],
+        "pullRequests": [
+            _reference("", row["name"], row["oid"]) for row in branches if row["name"].startswith(REFERENCES)
+        ],
     }
 
 
@@ -106,24 +115,23 @@ def _remove(access: OpenRepository, reference: Literal["branch", "tag"], target:
     return Response(status_code=HTTPStatus.NO_CONTENT)
 
 
-@router.api_route("/discussions{rest:path}", methods=["GET", "POST"])
-def discussions(rest: str) -> None:
-    """Say that there are none."""
-    raise not_offered("discussions or pull requests: commit to a branch instead")
-
-
-def _check_may_commit(access: OpenRepository) -> None:
-    with access.reading("commit to"):
+def _check_may_commit(access: OpenRepository, create_pr: bool) -> None:
+    if create_pr:
+        check_may_open(access.caller)
+    with access.reading("" if create_pr else "commit to"):
         pass
 
 
-def _commit_body(access: OpenRepository, revision: str, path: Path) -> dict:
+def _commit_body(access: OpenRepository, revision: str, path: Path, create_pr: bool) -> dict:
     with path.open("rb") as body:
         asked = read_commit_request(commit_lines(body), access.storage.objects)
     # Checked again inside the transaction: the repository may have been deleted meanwhile.
-    with access.writing("commit to") as (connection, repository):
-        made = apply_commit(connection, access.caller, repository, revision, asked)
-    return {"oid": made["oid"], "url_path": repository.url_path}
+    with access.writing("" if create_pr else "commit to") as (connection, repository):
+        if create_pr:
+            num, made = open_pull_request(connection, access.caller, repository, asked)
+        else:
+            num, made = 0, apply_commit(connection, access.caller, repository, revision, asked)
+    return {"oid": made["oid"], "url_path": repository.url_path, "num": num}
 
 
 def _reference(prefix: str, name: str, oid: str) -> dict:

@@ -10,10 +10,10 @@ from fastapi.responses import JSONResponse
 
 from ..protocol.hub_error import HubError, bad_request, not_offered
 from ..store.commits import SHA256_PATTERN
+from ..store.lfs_files import UploadGrant, grant_of_query, is_available, new_grant, record_upload
 from ..store.object_store import digest_of_file, disk_full_as_answer
 from ..store.repositories import Repository
 from ..store.storage import HubStorage
-from ..store.uploads import UploadGrant, grant_of_query, is_available, new_grant, record_upload
 from .request_parts import (
     AccessOf,
     HubSettings,

@@ -14,10 +14,10 @@ from ..protocol.client_paths import check_path_in_repository
 from ..protocol.hub_error import HubError, bad_request, entry_not_found, revision_not_found
 from .accounts import Caller
 from .history import add_commit, find_reference, set_reference
+from .lfs_files import holds_content
 from .object_store import ObjectStore
 from .repositories import Repository
 from .trees import git_blob_oid, lfs_pointer
-from .uploads import holds_content
 
 SHA256_PATTERN = re.compile(r"[0-9a-f]{64}")
 MAX_LINE_BYTES = 64 << 20

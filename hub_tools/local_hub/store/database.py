@@ -120,6 +120,26 @@ CREATE TABLE IF NOT EXISTS creators (
     token TEXT NOT NULL,
     PRIMARY KEY (kind, id)
 ) STRICT, WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS pull_requests (
+    repository INTEGER NOT NULL REFERENCES repositories(id) ON DELETE CASCADE,
+    num INTEGER NOT NULL,
+    title TEXT NOT NULL,
+    author TEXT NOT NULL COLLATE NOCASE,
+    status TEXT NOT NULL CHECK (status IN ('open', 'closed', 'merged')),
+    base INTEGER NOT NULL,
+    merge_oid TEXT,
+    created_at TEXT NOT NULL,
+    PRIMARY KEY (repository, num)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS pull_request_events (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    repository INTEGER NOT NULL REFERENCES repositories(id) ON DELETE CASCADE,
+    num INTEGER NOT NULL,
+    kind TEXT NOT NULL CHECK (kind IN ('comment', 'status-change', 'commit')),
+    author TEXT NOT NULL,
+    content TEXT NOT NULL,
+    created_at TEXT NOT NULL
+) STRICT;
 CREATE TABLE IF NOT EXISTS jobs (
     id TEXT PRIMARY KEY,
     namespace TEXT NOT NULL COLLATE NOCASE,

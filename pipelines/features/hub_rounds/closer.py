@@ -9,7 +9,9 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from hub_tools.printing.printable import one_line
 from pipelines.core.run.training_run import TrainingRun
 from pipelines.core.signing.publisher_keys import PublisherKey
 from pipelines.core.signing.signed_statement import (
@@ -82,6 +84,11 @@ class RoundCloser:
         """Return this closer's place among the publishers of the run, from 0; None: it is not one of them."""
         order = self._reader.publishers()
         return order.index(self._key.public) if self._key.public in order else None
+
+    def restore(self, folder: Path | None) -> None:
+        """Go to the checkpoint in a folder, None: to the start; what led away from it is no longer published."""
+        self._unsent = None
+        self.state.restore(folder)
 
     def open(self) -> None:
         """Say from which state the rounds go on, unless a publisher has said so. Raises what `put` raises."""
@@ -181,7 +188,7 @@ class RoundCloser:
         for user in drawn_order(terms.state, [user for user, answer in answers.items() if answer is not None]):
             answer = answers[user]
             if isinstance(answer, str):
-                intake.left_out[user] = answer[:MOST_REASON]
+                intake.left_out[user] = one_line(answer, MOST_REASON)
             elif answer is not None and answer.pointer.digest in seen:
                 intake.left_out[user] = "the same bytes as another's"
             elif answer is not None:
@@ -203,7 +210,7 @@ class RoundCloser:
             except ValueError:  # more of them
                 return UNUSABLE
             except OSError as error:
-                return None if self._files.clock() < until else str(error)[:MOST_REASON]
+                return None if self._files.clock() < until else one_line(error, MOST_REASON)
             if found is not None and self.state.usable(pointer, found.content) is None:
                 return UNUSABLE
             return found

@@ -5,11 +5,14 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from hub_tools.printing.printable import one_line
 from pipelines.core.averaging.reduce.robust_aggregation import bounded_weights
 from pipelines.features.hub_rounds.statements import Pointer, RoundList
 
 NOT_DRAWN = "not drawn"
 MOST_REASON = 200
+MOST_NAME = 96
+"""Letters of what a stranger calls himself or his run, as they are shown."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,9 +31,9 @@ class NextRound:
 def refusal(pointer: Pointer, user: str, terms: NextRound) -> str | None:
     """Return why what a user's pointer offers does not count in the round; None: it may."""
     if pointer.swarm_id != terms.swarm_id:
-        return f"of {pointer.swarm_id[:96]}; expected {terms.swarm_id}"
+        return f"of {one_line(pointer.swarm_id, MOST_NAME)}; expected {terms.swarm_id}"
     if pointer.user != user:
-        return f"signed for {pointer.user[:96]}"
+        return f"signed for {one_line(pointer.user, MOST_NAME)}"
     if pointer.round != terms.round:
         return f"of round {pointer.round}; expected {terms.round}"
     if pointer.state != terms.state:
@@ -62,13 +65,13 @@ def fault_of(closed: RoundList, terms: NextRound, most_members: int) -> str | No
     Its members must be those that the state before draws, of all that the list says were there to be drawn.
     """
     if (closed.swarm_id, closed.round) != (terms.swarm_id, terms.round):
-        return f"it is of round {closed.round} of {closed.swarm_id[:96]}"
+        return f"it is of round {closed.round} of {one_line(closed.swarm_id, MOST_NAME)}"
     users = [member.pointer.user for member in closed.members]
     if not 0 < len(users) <= most_members:
         return f"it has {len(users)} members; expected 1 to {most_members}"
     for member in closed.members:
         if (reason := refusal(member.pointer, member.pointer.user, terms)) is not None:
-            return f"the contribution of {member.pointer.user} is {reason}"
+            return f"the contribution of {one_line(member.pointer.user, MOST_NAME)} is {reason}"
     if len({member.pointer.digest for member in closed.members}) < len(users):
         return "a contribution counts twice"
     undrawn = [one.user for one in closed.left_out if one.reason == NOT_DRAWN]

@@ -9,7 +9,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from urllib.parse import quote
@@ -19,6 +19,7 @@ from huggingface_hub import HfApi
 from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
 
 from hub_tools.endpoint import current_endpoint
+from hub_tools.hub_client import is_outage, is_refusal
 from hub_tools.one_line_errors import explain_error
 from pipelines.core.run.training_run import TrainingRun
 
@@ -36,6 +37,8 @@ UPLOADS_THAT_FAIL_SOON = {"HF_XET_CLIENT_RETRY_MAX_ATTEMPTS": "1", "HF_XET_CLIEN
 """Xet's own patience is 100 s; rounds try again by their own clock."""
 
 MOST_BUCKETS = 10_000
+SECONDS_OF_REFUSALS = 600.0
+"""For how long the Hub may refuse what it has allowed before: a token expires, and its owner logs in again."""
 
 
 class HubAwayError(ConnectionError):
@@ -87,6 +90,9 @@ class RoundFiles:
     def __init__(self, repository: str, run: TrainingRun) -> None:
         self.run_bucket, self.kept_rounds, self.window_seconds = run.bucket, run.kept_rounds, run.window_seconds
         self.clock = HubClock()
+        self._refused_since: dict[str, float | None] = {}
+        """When the Hub began to refuse what this process did before, by `time.monotonic`; None: it does not."""
+
         self._prefix = f"{run.run_id}/generation-{run.generation}"
         self._namespace, _, self._name = repository.partition("/")
 
@@ -137,22 +143,24 @@ class RoundFiles:
         """Put files into a bucket, all or none, and then delete others.
 
         Raises:
-            HubAwayError: the Hub does not answer.
+            HubAwayError: the Hub does not answer, or has begun to refuse what it allowed before.
             OSError: it refuses: the bucket is missing, full, or not this user's.
         """
-        with _errors_named(bucket):
+        with self._passing_refusals(f"write to {bucket}"), _errors_named(bucket):
             HfApi().batch_bucket_files(bucket, add=[(content, path) for path, content in files.items()], delete=delete)
 
     def take(self, bucket: str, path: str, most_bytes: int, *, etag: str = "") -> Found | None:
         """Take a file; None if it is not there, or still the one with this `etag`.
 
         Raises:
-            HubAwayError: the Hub does not answer, or not in time.
+            HubAwayError: the Hub does not answer, or not in time, or has begun to refuse the run's bucket.
             OSError, ValueError: it refuses, or the file has more than `most_bytes`.
         """
         url = f"{current_endpoint()}/buckets/{bucket}/resolve/{quote(path)}"
         headers = build_hf_headers() | {"Accept-Encoding": "identity"} | ({"If-None-Match": etag} if etag else {})
-        with _errors_named(bucket):
+        # A volunteer who closes his own bucket holds nobody up.
+        patient = self._passing_refusals(f"read {bucket}") if bucket == self.run_bucket else nullcontext()
+        with patient, _errors_named(bucket):
             sent = time.monotonic()
             with get_session().stream("GET", url, headers=headers, timeout=SECONDS_OF_SILENCE) as answer:
                 self.clock.note(answer.headers.get("date"), sent, time.monotonic())
@@ -174,6 +182,23 @@ class RoundFiles:
             modified=_seconds(answer.headers.get("last-modified")),
         )
 
+    @contextmanager
+    def _passing_refusals(self, action: str) -> Iterator[None]:
+        """Turn a refusal of what was allowed before into HubAwayError for some time, with a line at its beginning."""
+        try:
+            yield
+        except OSError as error:
+            if not is_refusal(error) or action not in self._refused_since:
+                raise
+            if (since := self._refused_since[action]) is None:
+                since = self._refused_since[action] = time.monotonic()
+                words = f"The Hub no longer lets this process {action}, which goes on trying"
+                logger.warning("%s for %.0f minutes. %s", words, SECONDS_OF_REFUSALS / 60, error)
+            if time.monotonic() > since + SECONDS_OF_REFUSALS:
+                raise
+            raise HubAwayError(str(error)) from error
+        self._refused_since[action] = None
+
 
 def let_uploads_fail_soon() -> None:
     """Have uploads of this process report an outage at once. Call it before the first one."""
@@ -191,10 +216,10 @@ def _seconds(date: str | None) -> float | None:
 @contextmanager
 def _errors_named(place: str) -> Iterator[None]:
     """Turn what the client raises into HubAwayError or OSError; Xet's part of it raises RuntimeError."""
-    from hub_tools.hub_client import is_outage
-
     try:
         yield
     except (OSError, httpx2.HTTPError, RuntimeError, KeyError, TypeError) as error:
         said = f"{place}: {explain_error(error).rstrip('.')}."
+        if isinstance(error, ConnectionError) and is_refusal(error):  # of the library for contents, which says no more
+            said += " This machine's token may have expired, or lost a right. Log in: hf auth login"
         raise (HubAwayError(said) if is_outage(error) else OSError(said)) from error

@@ -166,7 +166,7 @@ class HubFollowing:
             self._say("The rounds wait for the Hub: %s", error)
         except (FalseListError, OtherStateError) as error:
             logger.warning("This peer takes the newest checkpoint: %s.", error)
-            self._replayed.restore(self._fetch_checkpoint())
+            self._closer.restore(self._fetch_checkpoint())
         except OSError as error:  # the bucket is full, private or gone: what is due is done once it is mended
             self._say("The round cannot be closed: %s", error)
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+from hub_tools.printing.printable import one_line
 from pipelines.core.gradients.local_computation import LocalComputation
 from pipelines.core.peer.pausing import PauseSwitch, take_break
 from pipelines.core.peer.reports import StepReport
@@ -15,13 +16,18 @@ from pipelines.core.peer.volunteer import last_epoch
 from pipelines.core.run.compute_options import ComputeOptions
 from pipelines.core.run.task import Batch, num_samples
 from pipelines.core.run.training_run import TrainingRun
-from pipelines.features.hub_rounds.closing import next_deadline, takes_back
+<<<<<<< HEAD
+from pipelines.features.hub_rounds.closing import MOST_REASON, next_deadline, takes_back
 from pipelines.features.hub_rounds.exchange import (
     SECONDS_OF_GRACE,
     ContributionOffer,
     RoundExchange,
     RoundStillOpenError,
 )
+=======
+from pipelines.features.hub_rounds.closing import MOST_REASON, next_deadline, takes_back
+from pipelines.features.hub_rounds.exchange import SECONDS_OF_GRACE, ContributionOffer, RoundExchange
+>>>>>>> openruns
 from pipelines.features.hub_rounds.files import HubAwayError
 from pipelines.features.hub_rounds.gradient_sum import LocalGradientSum
 from pipelines.features.hub_rounds.reading import IncompleteError, OtherStateError, RoundReader, follow, replayed
@@ -245,7 +251,7 @@ class HubPeer:
             self.num_samples -= self._offered.samples if self._offered else 0
             self._own.share_to_send_again = 0.0
         reasons = {one.user: one.reason for one in closed.closed.left_out}
-        reason = reasons.get(self._user, "the list does not name it")
+        reason = one_line(reasons.get(self._user, "the list does not name it"), MOST_REASON)
         logger.info("Round %d was closed without this peer's contribution: %s.", closed.closed.round, reason)
 
     def _take_back(self) -> None:

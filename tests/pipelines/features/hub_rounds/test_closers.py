@@ -5,9 +5,12 @@ import hashlib
 
 import pytest
 from hub_round_parts import close_round
+from running_programs import wait_for
 
 from pipelines.core.signing.signed_statement import signed_text
 from pipelines.features.hub_rounds.auditing import audited
+from pipelines.features.hub_rounds.exchange import RoundExchange
+from pipelines.features.hub_rounds.files import HubAwayError
 from pipelines.features.hub_rounds.reading import IncompleteError, OtherStateError, replayed
 from pipelines.features.hub_rounds.statements import fingerprint
 from pipelines.features.hub_rounds.stepping import FalseListError
@@ -87,3 +90,43 @@ def test_a_newcomer_repeats_the_rounds_to_equal_bits(rounds):
     newcomer = run.state()
     assert [closed.closed.round for closed in replayed(run.reader(), newcomer)] == [1, 2, 3]
     assert newcomer.digest == state.digest
+
+
+def test_what_a_closer_could_not_publish_is_dropped_with_the_state_that_it_led_to(rounds, monkeypatch):
+    run = rounds()
+    closer, follower = run.closer(), run.state()
+    run.put(follower, "honest", run.contribution(follower, 0))
+    with monkeypatch.context() as patch, pytest.raises(HubAwayError, match="hf auth login"):
+        patch.setattr(closer, "_copy", lambda *_: patch.setenv("HF_TOKEN", "hf_expired"))
+        while True:
+            closer._sleep_until(closer._files.clock() + closer.keep_up())
+    assert closer.state.epoch == 1
+    closer.restore(None)
+    closer.keep_up()
+    assert run.reader().present().round == 0, "the list of a state that the closer has left is published"
+
+
+def test_a_token_that_the_hub_refuses_in_mid_run_ends_nothing_until_it_has_been_refused_for_long(
+    rounds, monkeypatch, caplog
+):
+    run = rounds()
+    closer, follower = run.closer(), run.state()
+    reader = run.reader()
+    reader.present()
+    exchange = RoundExchange(reader, "honest", run.key_of("honest"), run.run.window_seconds)
+    run.put(follower, "honest", run.contribution(follower, 0))
+    try:
+        with monkeypatch.context() as patch:
+            patch.setenv("HF_TOKEN", "hf_expired")
+            exchange.begin(follower.terms(), reader.files.clock(), None)
+            wait_for(lambda: "no longer lets this process read" in caplog.text, "the line about the token", 20)
+            assert exchange.outcome() is None
+        assert caplog.text.count("no longer lets") == 1 and "hf auth login" in caplog.text
+        assert close_round(closer) == exchange.outcome(20).closed
+        with monkeypatch.context() as patch, pytest.raises(OSError, match="refuses the token") as refused:
+            patch.setenv("HF_TOKEN", "hf_expired")
+            patch.setattr("pipelines.features.hub_rounds.files.SECONDS_OF_REFUSALS", 0.0)
+            reader.present()
+        assert not isinstance(refused.value, HubAwayError)
+    finally:
+        exchange.close()

@@ -54,6 +54,12 @@ def round_list(users, left_out=(), **changes):
     return RoundList(**(values | changes))
 
 
+def test_the_words_of_strangers_are_shown_on_one_line_without_what_a_terminal_obeys():
+    for changes in (dict(swarm_id="a\n\x1b[2J\u202e" + "b" * 500), dict(user="a\n\x1b[2J\u202e" + "b" * 500)):
+        said = refusal(pointer(**changes), "alice", TERMS)
+        assert said.isprintable() and len(said) < 150, said
+
+
 def test_what_is_signed_is_read_again_and_nothing_else():
     closed = round_list(["alice"])
     text = signed_text(closed, KEY)
