@@ -16,7 +16,6 @@ from pipelines.core.peer.volunteer import last_epoch
 from pipelines.core.run.compute_options import ComputeOptions
 from pipelines.core.run.task import Batch, num_samples
 from pipelines.core.run.training_run import TrainingRun
-<<<<<<< HEAD
 from pipelines.features.hub_rounds.closing import MOST_REASON, next_deadline, takes_back
 from pipelines.features.hub_rounds.exchange import (
     SECONDS_OF_GRACE,
@@ -24,10 +23,6 @@ from pipelines.features.hub_rounds.exchange import (
     RoundExchange,
     RoundStillOpenError,
 )
-=======
-from pipelines.features.hub_rounds.closing import MOST_REASON, next_deadline, takes_back
-from pipelines.features.hub_rounds.exchange import SECONDS_OF_GRACE, ContributionOffer, RoundExchange
->>>>>>> openruns
 from pipelines.features.hub_rounds.files import HubAwayError
 from pipelines.features.hub_rounds.gradient_sum import LocalGradientSum
 from pipelines.features.hub_rounds.reading import IncompleteError, OtherStateError, RoundReader, follow, replayed
