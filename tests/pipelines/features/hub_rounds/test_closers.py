@@ -113,7 +113,7 @@ def test_a_token_that_the_hub_refuses_in_mid_run_ends_nothing_until_it_has_been_
     closer, follower = run.closer(), run.state()
     reader = run.reader()
     reader.present()
-    exchange = RoundExchange(reader, "honest", run.key_of("honest"), run.run.window_seconds)
+    exchange = RoundExchange(reader, "honest", run.key_of("honest"), 20.0)
     run.put(follower, "honest", run.contribution(follower, 0))
     try:
         with monkeypatch.context() as patch:

@@ -13,6 +13,8 @@ from pipelines.features.hub_rounds.files import HubAwayError
 from pipelines.features.hub_rounds.peer import HubPeer
 from pipelines.features.hub_rounds.reading import IncompleteError
 
+pytestmark = pytest.mark.slow
+
 WINDOW, BATCH, SECONDS = 4.0, 8, 60.0
 
 
@@ -93,7 +95,7 @@ def alone(rounds):
 
 
 def test_a_hub_that_is_away_at_everybodys_deadline_delays_rounds_and_nothing_is_lost(alone, hub):
-    alone.wait_for_epoch(2)
-    hub.controls.go_away(2 * WINDOW)
-    report = alone.wait_for_epoch(5)
+    alone.wait_for_epoch(1)
+    hub.controls.go_away(1.5 * WINDOW)
+    report = alone.wait_for_epoch(3)
     assert report.num_samples == alone.computation.num_samples
