@@ -167,7 +167,8 @@ class HubPeer:
             if not self._exchange.is_under_way:
                 self._follow_others()
                 deadline = next_deadline(self._deadline, self.run.window_seconds, self._clock())
-                lead = self._exchange.lead_seconds if self._samples_of_round else SECONDS_OF_GRACE
+                has_some = self._samples_of_round or self._offered is not None
+                lead = self._exchange.lead_seconds if has_some else SECONDS_OF_GRACE
                 if self._clock() < deadline - lead and not waits:
                     return False
                 self._offer(deadline)
@@ -177,7 +178,7 @@ class HubPeer:
                     return False
             self._follow(closed)
         except RoundStillOpenError:
-            self._take_back()
+            logger.debug("Round %d goes on without this peer's contribution, which is offered again.", self.epoch + 1)
         except (OtherStateError, FalseListError) as error:
             logger.warning("This peer takes the newest checkpoint: %s.", error)
             self._recover(stop)
@@ -190,13 +191,14 @@ class HubPeer:
             return
         self._looked_before = deadline
         try:
-            for closed in replayed(self._reader, self.state):
-                self._note(closed)
+            while (closed := self._reader.closed_round(self.state.terms())) is not None:
+                self._follow(closed)
         except (HubAwayError, IncompleteError) as error:
             logger.info("What the others have done is not known: %s", error)
 
     def _offer(self, deadline: float) -> None:
-        """ContributionOffer the progress since the last round to the one that ends at the deadline."""
+        """Offer the progress since the last round to the one that ends at the deadline."""
+        self._take_back()  # what was offered to the round before its last window
         offer, samples = None, self._samples_of_round
         if samples:
             self._gathering.finish(self.epoch)
@@ -250,7 +252,7 @@ class HubPeer:
         logger.info("Round %d was closed without this peer's contribution: %s.", closed.closed.round, reason)
 
     def _take_back(self) -> None:
-        """Offer again what was offered, with what is learnt until then, and as of the samples of both."""
+        """Let what was offered, if no list had it, count in the next offer, which is then of the samples of both."""
         if self._offered is not None:
             self._samples_of_round = self._gathering.offer_again()
             self._loss_of_round += self._offered.loss * self._offered.samples
