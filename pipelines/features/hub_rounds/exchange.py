@@ -7,10 +7,11 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from itertools import chain
 
 from pipelines.core.signing.publisher_keys import PublisherKey
 from pipelines.core.signing.signed_statement import signed_text
-from pipelines.features.hub_rounds.closing import NextRound
+from pipelines.features.hub_rounds.closing import NextRound, next_deadline
 from pipelines.features.hub_rounds.files import HubAwayError
 from pipelines.features.hub_rounds.reading import IncompleteError, RoundReader
 from pipelines.features.hub_rounds.statements import Pointer
@@ -75,7 +76,10 @@ class RoundExchange:
         """How long it took to put the last pointer."""
 
     def begin(self, terms: NextRound, deadline: float, offer: ContributionOffer | None) -> None:
-        """Offer a contribution to a round, if there is one, and wait for its list; `deadline` by the Hub's clock."""
+        """Offer a contribution to a round, if there is one, and wait for its list; `deadline` by the Hub's clock.
+
+        Without one, and where the Hub did not take it, the wait ends in time for an offer to the round's next window.
+        """
         assert self._future is None, "one round at a time"
         self._future = self._executor.submit(self._exchange, terms, deadline, offer)
 
@@ -108,7 +112,8 @@ class RoundExchange:
             is_there = self._put_bytes(offer, deadline + seconds_for_bytes(self._window))
         self._wait_until(deadline)
         # Nobody closes a round to which nobody has offered anything, as where the Hub was away at its deadline.
-        return self._wait_for_list(terms, math.inf if is_there else deadline + self._window - self.lead_seconds)
+        next_one = next_deadline(deadline, self._window, max(self._files.clock(), deadline + SECONDS_OF_GRACE))
+        return self._wait_for_list(terms, deadline, math.inf if is_there else next_one - self.lead_seconds)
 
     @property
     def lead_seconds(self) -> float:
@@ -150,12 +155,13 @@ class RoundExchange:
         while (rest := moment - self._files.clock()) > 0 and not self._stop.wait(min(rest, 1.0)):
             pass
 
-    def _wait_for_list(self, terms: NextRound, until: float) -> ClosedRound | None:
-        waited, said_at = 0.0, SECONDS_BETWEEN_WORDS
-        for seconds in polls(self._window):
+    def _wait_for_list(self, terms: NextRound, deadline: float, until: float) -> ClosedRound | None:
+        is_long_past = self._files.clock() > deadline + seconds_for_bytes(self._window)
+        said_at = SECONDS_BETWEEN_WORDS
+        for seconds in chain([0.0] if is_long_past else [], polls(self._window)):
             if self._stop.wait(seconds):
                 return None
-            waited += seconds
+            waited = self._files.clock() - deadline
             try:
                 # The next publisher of the list is heard once the one before it is late.
                 found = self._reader.closed_round(terms, 1 + int(waited / takeover_seconds(self._window)))

@@ -87,7 +87,7 @@ class HubPeer:
         self._sums = LocalGradientSum(state.training.main_parameters)
         self._gathering = SparseLocalSteps(self.run, state.model, self._sums, self._own, state.training)
         self._offered: Pointer | None = None
-        self._deadline = self._looked_before = 0.0
+        self._deadline = 0.0
         self._samples_of_round, self._loss_of_round = 0, 0.0
         self._speed = 0.0
         self._newest: ClosedRound | None = None
@@ -165,14 +165,15 @@ class HubPeer:
         waits = time.monotonic() - self._synchronised_at > WINDOWS_AHEAD * self.run.window_seconds
         try:
             if not self._exchange.is_under_way:
-                self._follow_others()
-                deadline = next_deadline(self._deadline, self.run.window_seconds, self._clock())
+                now = self._clock()
+                deadline = next_deadline(self._deadline, self.run.window_seconds, now)
                 has_some = self._samples_of_round or self._offered is not None
-                lead = self._exchange.lead_seconds if has_some else SECONDS_OF_GRACE
-                if self._clock() < deadline - lead and not waits:
-                    return False
-                self._offer(deadline)
-                return True
+                if now >= deadline - (self._exchange.lead_seconds if has_some else SECONDS_OF_GRACE):
+                    self._offer(deadline)
+                    return True
+                if deadline > self._deadline:  # of the round's last window: somebody may close it any time
+                    self._exchange.begin(self.state.terms(), self._deadline, None)
+                return False
             while (closed := self._exchange.outcome(SECONDS_BETWEEN_LOOKS if waits else 0.0)) is None:
                 if not waits or stop.is_set():
                     return False
@@ -183,18 +184,6 @@ class HubPeer:
             logger.warning("This peer takes the newest checkpoint: %s.", error)
             self._recover(stop)
         return True
-
-    def _follow_others(self) -> None:
-        """Follow the rounds that were closed while this peer was not there: their deadlines have passed."""
-        deadline = next_deadline(self._deadline, self.run.window_seconds, self._clock())
-        if deadline in (self._deadline, self._looked_before):
-            return
-        self._looked_before = deadline
-        try:
-            while (closed := self._reader.closed_round(self.state.terms())) is not None:
-                self._follow(closed)
-        except (HubAwayError, IncompleteError) as error:
-            logger.info("What the others have done is not known: %s", error)
 
     def _offer(self, deadline: float) -> None:
         """Offer the progress since the last round to the one that ends at the deadline."""

@@ -1,5 +1,7 @@
 """What a Hub that is away or refuses costs a run whose only wire it is: time, and nothing that was learnt."""
 
+import contextlib
+import queue
 import threading
 
 import pytest
@@ -11,11 +13,11 @@ from pipelines.core.run.compute_options import ComputeOptions
 from pipelines.features.hub_rounds.exchange import RoundExchange
 from pipelines.features.hub_rounds.files import HubAwayError
 from pipelines.features.hub_rounds.peer import HubPeer
-from pipelines.features.hub_rounds.reading import IncompleteError
+from pipelines.features.hub_rounds.reading import IncompleteError, replayed
 
 pytestmark = pytest.mark.slow
 
-WINDOW, BATCH, SECONDS = 4.0, 8, 60.0
+WINDOW, BATCH, SECONDS = 8.0, 8, 240.0
 
 
 class Computation:
@@ -43,7 +45,8 @@ class Alone:
 
     def __init__(self, run):
         self.stop, self.reports, self.ended = threading.Event(), [], threading.Condition()
-        self.closer = run.closer()
+        self.closer, self.closed = run.closer(), queue.Queue()
+        self.closer.on_closed = self.closed.put
         state = run.state()
         run.key_of("ada")
         self.computation = Computation(state.model)
@@ -67,10 +70,15 @@ class Alone:
         self.peer._exchange.close()
 
     def wait_for_epoch(self, epoch):
-        """Return the report of the micro-batch after which the peer is in an epoch."""
+        """Return the report of the micro-batch after which the peer is in an epoch, and the samples until then."""
         with self.ended:
             assert self.ended.wait_for(lambda: self.peer.epoch >= epoch, SECONDS), self.peer.epoch
             return self.reports[-1]
+
+    def wait_for_round(self, is_it):
+        """Wait until a round is closed that has not been waited for, and for which `is_it`."""
+        while not is_it(self.closed.get(timeout=SECONDS)):
+            pass
 
     def _close_rounds(self):
         while not self.stop.is_set():
@@ -84,7 +92,7 @@ class Alone:
         self.peer.synchronise(self.stop)
         for report in self.peer.train(iter(lambda: {"image_codes": torch.zeros(BATCH, 1)}, None), self.stop):
             with self.ended:
-                self.reports.append(report)
+                self.reports.append((report, self.computation.num_samples))
                 self.ended.notify_all()
 
 
@@ -97,5 +105,21 @@ def alone(rounds):
 def test_a_hub_that_is_away_at_everybodys_deadline_delays_rounds_and_nothing_is_lost(alone, hub):
     alone.wait_for_epoch(1)
     hub.controls.go_away(1.5 * WINDOW)
-    report = alone.wait_for_epoch(3)
-    assert report.num_samples == alone.computation.num_samples
+    report, num_samples = alone.wait_for_epoch(3)
+    assert report.num_samples == num_samples
+
+
+def test_a_peer_that_is_rounds_behind_comes_to_the_newest_and_counts_again(rounds):
+    run = rounds(window_seconds=WINDOW, inner_batch_size=BATCH)
+    with Alone(run) as parts:
+        parts.wait_for_round(lambda _closed: True)
+        parts.peer.pause_switch.pause()
+        state, reader = run.state(), run.reader()
+        while state.epoch < 4:
+            run.put(state, "bert", run.contribution(state, state.epoch))
+            with contextlib.suppress(queue.Empty):  # what ada had offered before may have closed that round
+                parts.closed.get(timeout=WINDOW)
+            list(replayed(reader, state))
+        parts.peer.pause_switch.resume()
+        parts.wait_for_round(lambda closed: [pointer.user for pointer in closed.pointers] == ["ada"])
+        assert parts.peer.epoch >= 4
