@@ -9,11 +9,10 @@ where the Hub is, and whose token counts.
 import itertools
 import json
 import os
-import resource
 import sys
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -76,8 +75,8 @@ class HubPlan:
         """Return the run."""
         return TrainingRun(
             run_id="bench", model_config=dict(self.model), dataset_repository="made/up", dataset_revision="none",
-            wire="hub", synchronisation="sparse", aggregation_rule="mean", outer_momentum=0, bucket=f"{REPOSITORY}-rounds",
-            authorization_service="", optimizer_bits=32, **self.settings,
+            wire="hub", synchronisation="sparse", aggregation_rule="mean", outer_momentum=0,
+            bucket=f"{REPOSITORY}-rounds", authorization_service="", optimizer_bits=32, **self.settings,
         )  # fmt: skip
 
     def write(self, folder: Path) -> None:
@@ -125,7 +124,8 @@ class TimedHubPeer(HubPeer):
 
     def begin(self, controls: HubControls, user: str) -> None:
         """Begin to note."""
-        self.controls, self.name, self.seconds, self.longest = controls, user, Counter[str](), Counter[str]()
+        self.controls, self.name = controls, user
+        self.seconds, self.longest = defaultdict[str, float](float), defaultdict[str, float](float)
         self.rounds: list[dict[str, Any]] = []
         self._counts: Counter[str] = self._counted()
 
@@ -216,13 +216,17 @@ class Participant:
         self.files.make_bucket("rounds", private=False)
         state = ReplayedState(self.run, self.task.new_model())
         closer, rounds = RoundCloser(self.reader, state, self.key), []
-        closer.on_closed = lambda found: rounds.append(
-            {member.pointer.user: member.pointer.samples for member in found.closed.members}
-        )
+        left_out = Counter[str]()
+
+        def note(found: ClosedRound) -> None:
+            rounds.append({pointer.user: pointer.samples for pointer in found.pointers})
+            left_out.update(one.reason for one in found.closed.left_out)
+
+        closer.on_closed = note
         closer.open()
         while state.epoch < self.run.num_epochs:
             time.sleep(max(0.0, min(1.0, closer.keep_up())))
-        self.write(rounds=rounds, loss=held_out_loss(self.task, state.model))
+        self.write(rounds=rounds, left_out=left_out, loss=held_out_loss(self.task, state.model))
         state.close()
 
     def be_a_newcomer(self) -> None:
@@ -284,17 +288,19 @@ class Participant:
         late = float(self.plan.settings["window_seconds"]) / 600
         self.controls.answer_late(late)
         closer.open()
-        deadline, before = closer._deadline, resource.getrusage(resource.RUSAGE_SELF)
+        deadline, before = closer._deadline, time.process_time()
         assert deadline is not None
         time.sleep(max(0.0, deadline - self.files.clock()))
         self.controls.reset_request_counts()
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak is what is now
+        memory_before = peak_memory()
         while not closed:
             time.sleep(max(0.0, min(1.0, closer.keep_up())))
-        after, asked = resource.getrusage(resource.RUSAGE_SELF), self.controls.request_counts()
+        asked = self.controls.request_counts()
         self.write(
             late=late, seconds=self.files.clock() - deadline, asked=asked, members=len(closed[0].pointers),
-            left_out=len(closed[0].closed.left_out), memory_before=before.ru_maxrss / 1024,
-            memory=after.ru_maxrss / 1024, cpu=after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime,
+            left_out=len(closed[0].closed.left_out), memory_before=memory_before, memory=peak_memory(),
+            cpu=time.process_time() - before,
         )  # fmt: skip
 
     def contribution(self, state: ReplayedState, seed: int) -> bytes:
@@ -310,6 +316,12 @@ class Participant:
             samples_per_second=1.0, device="cpu", package_version="0", key=self.key.public,
         )  # fmt: skip
         return SignedPointer(pointer=pointer, signature=signature_of(pointer, self.key))
+
+
+def peak_memory() -> float:
+    """Return the most that this process has held in memory, in MB."""
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")) / 1024
 
 
 def main() -> None:

@@ -175,8 +175,7 @@ def crowd(*, is_quick: bool) -> list[Row]:
         figures = {
             "from the deadline to the list": ("s", found["seconds"]),
             "processor time of it": ("s", found["cpu"]),
-            "peak memory of the closer": ("MB", found["memory"]),
-            "of it before": ("MB", found["memory_before"]),
+            "peak memory besides what it had before": ("MB", found["memory"] - found["memory_before"]),
             "API requests": ("requests", asked.get("api", 0)),
             "resolver requests": ("requests", asked.get("resolvers", 0)),
             "shortest window within 5,000 resolver requests in 5 minutes": (

@@ -125,7 +125,9 @@ class RoundReader:
         return time.monotonic() > since + PATIENCE_SECONDS and newest.round - closed.round < self.files.kept_rounds
 
     def _list_of(self, key: str, terms: NextRound) -> RoundList | None:
-        newest = self.newest(key)
+        _, newest = self._newest.get(key, ("", None))
+        if newest is None or newest.round <= terms.round:  # else there is another one to take
+            newest = self.newest(key)
         if newest is None or newest.round < terms.round - 1:
             return None
         if newest.round == terms.round - 1:
