@@ -4,7 +4,7 @@ import dataclasses
 import logging
 import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
@@ -74,10 +74,19 @@ class RoundExchange:
         self.publish_seconds = 5.0
         """How long it took to put the last pointer."""
 
-    def begin(self, terms: NextRound, deadline: float, offer: ContributionOffer | None) -> None:
-        """Offer a contribution to a round, if there is one, and wait for its list; `deadline` by the Hub's clock."""
+    def begin(
+        self,
+        terms: NextRound,
+        deadline: float,
+        offer: ContributionOffer | None,
+        on_closed: Callable[[ClosedRound], object] = lambda _closed: None,
+    ) -> None:
+        """Offer a contribution to a round, if there is one, and wait for its list; `deadline` by the Hub's clock.
+
+        `on_closed` is called with the round in this object's thread; what it raises, `outcome` raises.
+        """
         assert self._future is None, "one round at a time"
-        self._future = self._executor.submit(self._exchange, terms, deadline, offer)
+        self._future = self._executor.submit(self._exchange, terms, deadline, offer, on_closed)
 
     @property
     def is_under_way(self) -> bool:
@@ -90,6 +99,7 @@ class RoundExchange:
         Raises:
             RoundStillOpenError: offer it again, to the round's next window.
             OtherStateError, OSError: as `RoundReader.closed_round`, except that it waits while the Hub is away.
+            FalseListError: as what `begin` was given raises it.
         """
         if self._future is None or not wait([self._future], most_seconds).done:
             return None
@@ -101,14 +111,23 @@ class RoundExchange:
         self._stop.set()
         self._executor.shutdown(wait=False, cancel_futures=True)
 
-    def _exchange(self, terms: NextRound, deadline: float, offer: ContributionOffer | None) -> ClosedRound | None:
+    def _exchange(
+        self,
+        terms: NextRound,
+        deadline: float,
+        offer: ContributionOffer | None,
+        on_closed: Callable[[ClosedRound], object],
+    ) -> ClosedRound | None:
         is_there = False
         if offer is not None and self._put_pointer(offer, deadline):
             self._wait_until(deadline + SECONDS_BEFORE_BYTES)
             is_there = self._put_bytes(offer, deadline + seconds_for_bytes(self._window))
         self._wait_until(deadline)
         # Nobody closes a round to which nobody has offered anything, as where the Hub was away at its deadline.
-        return self._wait_for_list(terms, math.inf if is_there else deadline + self._window - self.lead_seconds)
+        until = math.inf if is_there else deadline + self._window - self.lead_seconds
+        if (closed := self._wait_for_list(terms, until)) is not None:
+            on_closed(closed)
+        return closed
 
     @property
     def lead_seconds(self) -> float:

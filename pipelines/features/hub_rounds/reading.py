@@ -168,10 +168,12 @@ class RoundReader:
             return tuple(executor.map(take, wanted.keys(), wanted.values()))
 
 
-def follow(reader: RoundReader, state: ReplayedState, found: ClosedRound) -> Mapping[str, float]:
+def follow(
+    reader: RoundReader, state: ReplayedState, found: ClosedRound, *, in_background: bool = False
+) -> Mapping[str, float]:
     """Take the step of a round, as `ReplayedState.follow`; who has signed a false list no longer closes rounds."""
     try:
-        return state.follow(found)
+        return state.follow(found, in_background=in_background)
     except FalseListError as error:
         reader.accuse(found.closed.key, str(error), found.closed.round)
         raise
