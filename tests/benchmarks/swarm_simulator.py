@@ -137,14 +137,14 @@ class SparseRounds:
         """Bytes of each message, over the number of values that it is about."""
 
     def __call__(self, vectors: Sequence[Vector], weights: Sequence[float]) -> Vector:
-        """See `Averaging`."""
+        """See `Averaging`. Peers without samples contribute nothing."""
         codec = SparseCodec([tensor.shape for tensor in vectors[0]], k=self._k)
         if not self._feedback:
             self._feedback = [ErrorFeedback(codec, self._decay) for _ in vectors]
         peers = zip(self._feedback, vectors, weights, strict=True)
-        payloads = [own.compress(vector, int(num_samples)) for own, vector, num_samples in peers]
+        payloads = [own.compress(vector, int(num_samples)) for own, vector, num_samples in peers if num_samples]
         self.bytes_per_value += [len(payload) / codec.layout.num_values for payload in payloads]
-        return mean(codec, [codec.decode(payload) for payload in payloads], weights)
+        return mean(codec, [codec.decode(payload) for payload in payloads], [weight for weight in weights if weight])
 
 
 class SimulatedSwarm:

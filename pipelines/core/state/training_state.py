@@ -107,9 +107,13 @@ class TrainingState:
             self._is_to_apply = False
             self._apply()
 
+    def wait_for_steps(self, most_seconds: float | None = None) -> None:
+        """Wait until no step goes on in the background, at most so long."""
+        wait(self._pending, most_seconds)
+
     def wait_for_updates(self, most_seconds: float | None = None) -> None:
         """Wait until no step goes on in the background, at most so long, and apply what has changed."""
-        wait(self._pending, most_seconds)
+        self.wait_for_steps(most_seconds)
         self.apply_updates()
 
     def _step(self, epoch: int, trigger: Callable[[], bool] | None) -> None:

@@ -165,15 +165,21 @@ class RoundCloser:
         terms, intake = self.state.terms(), Intake()
         until = deadline + seconds_for_bytes(self.run.window_seconds)
 
+        def take(user: str) -> Found | None:
+            while True:
+                try:
+                    return self._files.take(self._files.bucket_of(user), self._files.pointer_path, Pointer.MOST_BYTES)
+                except HubAwayError:  # nobody is to blame, and of many pointers one may always fail
+                    if self._files.clock() >= until:
+                        raise
+                    time.sleep(SECONDS_BETWEEN_TRIES)
+
         def read(user: str) -> SignedPointer | str | None:
             try:
-                found = self._files.take(self._files.bucket_of(user), self._files.pointer_path, Pointer.MOST_BYTES)
-                if found is None:
+                if (found := take(user)) is None:
                     return None
                 pointer, signature = read_signed(Pointer, found.content)
             except (StatementRefusedError, OSError, ValueError) as error:
-                if isinstance(error, HubAwayError) and self._files.clock() < until:
-                    raise  # nobody is to blame: all of it is done again
                 return str(error)
             if found.modified is not None and found.modified > deadline + SECONDS_LATE:
                 return f"{found.modified - deadline:.0f} s late" if pointer.round == terms.round else None

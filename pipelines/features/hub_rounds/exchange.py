@@ -4,7 +4,7 @@ import dataclasses
 import logging
 import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from itertools import chain
@@ -75,13 +75,20 @@ class RoundExchange:
         self.publish_seconds = 5.0
         """How long it took to put the last pointer."""
 
-    def begin(self, terms: NextRound, deadline: float, offer: ContributionOffer | None) -> None:
+    def begin(
+        self,
+        terms: NextRound,
+        deadline: float,
+        offer: ContributionOffer | None,
+        on_closed: Callable[[ClosedRound], object] = lambda _closed: None,
+    ) -> None:
         """Offer a contribution to a round, if there is one, and wait for its list; `deadline` by the Hub's clock.
 
         Without one, and where the Hub did not take it, the wait ends in time for an offer to the round's next window.
+        `on_closed` is called with the round in this object's thread; what it raises, `outcome` raises.
         """
         assert self._future is None, "one round at a time"
-        self._future = self._executor.submit(self._exchange, terms, deadline, offer)
+        self._future = self._executor.submit(self._exchange, terms, deadline, offer, on_closed)
 
     @property
     def is_under_way(self) -> bool:
@@ -94,6 +101,7 @@ class RoundExchange:
         Raises:
             RoundStillOpenError: offer it again, to the round's next window.
             OtherStateError, OSError: as `RoundReader.closed_round`, except that it waits while the Hub is away.
+            FalseListError: as what `begin` was given raises it.
         """
         if self._future is None or not wait([self._future], most_seconds).done:
             return None
@@ -105,7 +113,13 @@ class RoundExchange:
         self._stop.set()
         self._executor.shutdown(wait=False, cancel_futures=True)
 
-    def _exchange(self, terms: NextRound, deadline: float, offer: ContributionOffer | None) -> ClosedRound | None:
+    def _exchange(
+        self,
+        terms: NextRound,
+        deadline: float,
+        offer: ContributionOffer | None,
+        on_closed: Callable[[ClosedRound], object],
+    ) -> ClosedRound | None:
         is_there = False
         if offer is not None and self._put_pointer(offer, deadline):
             self._wait_until(deadline + SECONDS_BEFORE_BYTES)
@@ -113,7 +127,10 @@ class RoundExchange:
         self._wait_until(deadline)
         # Nobody closes a round to which nobody has offered anything, as where the Hub was away at its deadline.
         next_one = next_deadline(deadline, self._window, max(self._files.clock(), deadline + SECONDS_OF_GRACE))
-        return self._wait_for_list(terms, deadline, math.inf if is_there else next_one - self.lead_seconds)
+        until = math.inf if is_there else next_one - self.lead_seconds
+        if (closed := self._wait_for_list(terms, deadline, until)) is not None:
+            on_closed(closed)
+        return closed
 
     @property
     def lead_seconds(self) -> float:

@@ -5,7 +5,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from hub_tools.printing.printable import one_line
@@ -91,13 +91,14 @@ class HubPeer:
         self._samples_of_round, self._loss_of_round = 0, 0.0
         self._speed = 0.0
         self._newest: ClosedRound | None = None
+        self._scales: Mapping[str, float] = {}
         self._synchronised_at = time.monotonic()
         self.num_samples = self.num_epochs = self._bytes_sent = 0
 
     @property
     def epoch(self) -> int:
         """The round that led to the state from which this peer trains."""
-        return self.state.epoch
+        return self.state.training.model_epoch
 
     @property
     def newest_round(self) -> ClosedRound | None:
@@ -172,7 +173,7 @@ class HubPeer:
                     self._offer(deadline)
                     return True
                 if deadline > self._deadline:  # of the round's last window: somebody may close it any time
-                    self._exchange.begin(self.state.terms(), self._deadline, None)
+                    self._exchange.begin(self.state.terms(), self._deadline, None, self._step_along)
                 return False
             while (closed := self._exchange.outcome(SECONDS_BETWEEN_LOOKS if waits else 0.0)) is None:
                 if not waits or stop.is_set():
@@ -197,7 +198,7 @@ class HubPeer:
                 offer, self._offered = ContributionOffer(pointer=pointer, content=self._own.content), pointer
                 self._bytes_sent += pointer.size
             self._samples_of_round, self._loss_of_round = 0, 0.0
-        self._exchange.begin(self.state.terms(), deadline, offer)
+        self._exchange.begin(self.state.terms(), deadline, offer, self._step_along)
 
     def _pointer(self, content: bytes, samples: int) -> Pointer:
         self.num_samples += samples
@@ -217,13 +218,17 @@ class HubPeer:
             key="",  # the exchange signs
         )
 
+    def _step_along(self, closed: ClosedRound) -> None:
+        """Take the step of a round that was closed, while the model trains on."""
+        self._scales = follow(self._reader, self.state, closed, in_background=True)
+
     def _follow(self, closed: ClosedRound) -> None:
-        """Take the step of a round that was closed."""
+        """Go on from the state after a round that was closed."""
         counted = {pointer.user: pointer.digest for pointer in closed.pointers}
-        scales = follow(self._reader, self.state, closed)
+        self.state.training.apply_updates()
         if self._offered is not None:
             if counted.get(self._user) == self._offered.digest:
-                self._own.share_to_send_again = share_to_send_again(scales[self._user])
+                self._own.share_to_send_again = share_to_send_again(self._scales[self._user])
             else:
                 self._say_left_out(closed)
         self._note(closed)

@@ -125,7 +125,9 @@ class RoundReader:
         return time.monotonic() > since + PATIENCE_SECONDS and newest.round - closed.round < self.files.kept_rounds
 
     def _list_of(self, key: str, terms: NextRound) -> RoundList | None:
-        newest = self.newest(key)
+        _, newest = self._newest.get(key, ("", None))
+        if newest is None or newest.round <= terms.round:  # else there is another one to take
+            newest = self.newest(key)
         if newest is None or newest.round < terms.round - 1:
             return None
         if newest.round == terms.round - 1:
@@ -166,10 +168,12 @@ class RoundReader:
             return tuple(executor.map(take, wanted.keys(), wanted.values()))
 
 
-def follow(reader: RoundReader, state: ReplayedState, found: ClosedRound) -> Mapping[str, float]:
+def follow(
+    reader: RoundReader, state: ReplayedState, found: ClosedRound, *, in_background: bool = False
+) -> Mapping[str, float]:
     """Take the step of a round, as `ReplayedState.follow`; who has signed a false list no longer closes rounds."""
     try:
-        return state.follow(found)
+        return state.follow(found, in_background=in_background)
     except FalseListError as error:
         reader.accuse(found.closed.key, str(error), found.closed.round)
         raise

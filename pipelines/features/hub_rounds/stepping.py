@@ -65,6 +65,7 @@ class ReplayedState:
     def restore(self, folder: Path | None) -> None:
         """Go to the state of a checkpoint's folder; None: that at the beginning of the run."""
         own = self.training
+        own.apply_updates()  # a step that was wrong is not to be applied later
         with own.lock:
             if folder is None:
                 with torch.no_grad():
@@ -92,8 +93,12 @@ class ReplayedState:
         # Nothing at all would count as the shortest of honest contributions.
         return update if update.norm > 0 and update.num_samples == pointer.samples else None
 
-    def step(self, pointers: Sequence[Pointer], contents: Sequence[bytes]) -> Mapping[str, float]:
+    def step(
+        self, pointers: Sequence[Pointer], contents: Sequence[bytes], *, in_background: bool = False
+    ) -> Mapping[str, float]:
         """Step along the mean of the contributions; return the factor by which each user's was shortened.
+
+        In the background, as beside a model that trains, the model gets the state with `training.apply_updates` only.
 
         Raises:
             FalseListError: one of them cannot be used, or the state is no longer finite. The state must be restored.
@@ -108,13 +113,16 @@ class ReplayedState:
         averages = mean(self.codec, updates, weights)
         for parameter, average in zip(self.training.optimized_parameters, averages, strict=True):
             parameter.grad = average
-        self.training.step()
+        self.training.step(in_background=True)
+        self.training.wait_for_steps()
+        if not in_background:
+            self.training.apply_updates()
         self.digest = self._digest()
         return {pointer.user: scale for pointer, scale in zip(pointers, scales, strict=True)}
 
-    def follow(self, closed: ClosedRound) -> Mapping[str, float]:
+    def follow(self, closed: ClosedRound, *, in_background: bool = False) -> Mapping[str, float]:
         """Take the step of a list, as `step`; FalseListError also if it leads to another state than the list names."""
-        scales = self.step(closed.pointers, closed.contents)
+        scales = self.step(closed.pointers, closed.contents, in_background=in_background)
         if self.digest != closed.closed.state:
             raise FalseListError(
                 f"the contributions of round {closed.closed.round} lead to the state {self.digest[:12]}, its list "

@@ -16,6 +16,7 @@ from pipelines.core.run.task import Batch
 from pipelines.core.run.training_run import TrainingRun
 from pipelines.features.hub_rounds.closing import NextRound
 from pipelines.features.hub_rounds.exchange import ContributionOffer, RoundExchange
+from pipelines.features.hub_rounds.stepping import ClosedRound
 from pipelines.features.sparse.codec import LEVEL_TYPE, LEVELS_START, SparseCodec
 from pipelines.features.sparse.mean import mean
 from pipelines.joining.over_the_hub import HubMembership, join_over_hub
@@ -32,14 +33,20 @@ class HostileExchange(RoundExchange):
     attack = ""
     codec: SparseCodec | None = None
 
-    def begin(self, terms: NextRound, deadline: float, offer: ContributionOffer | None) -> None:
+    def begin(
+        self,
+        terms: NextRound,
+        deadline: float,
+        offer: ContributionOffer | None,
+        on_closed: Callable[[ClosedRound], object] = lambda _closed: None,
+    ) -> None:
         """See `RoundExchange`."""
         if offer is not None and self.codec is not None and self.attack in LIES:
             content = LIES[self.attack](offer.content, self.codec)
             digest = hashlib.sha256(content).hexdigest()
             pointer = dataclasses.replace(offer.pointer, digest=digest, size=len(content))
             offer = ContributionOffer(pointer=pointer, content=content)
-        super().begin(terms, deadline, offer)
+        super().begin(terms, deadline, offer, on_closed)
 
 
 def _nans(content: bytes, codec: SparseCodec) -> bytes:

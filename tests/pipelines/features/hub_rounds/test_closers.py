@@ -1,12 +1,14 @@
 """Who closes rounds may lie or be late: everybody sees it, and the next publisher's lists count."""
 
+import contextlib
 import dataclasses
 import hashlib
 
 import pytest
-from hub_round_parts import close_round
+from hub_round_parts import TinyRun, close_round, log_in
 from running_programs import wait_for
 
+from hub_tools.local_hub import LocalHub
 from pipelines.core.signing.signed_statement import signed_text
 from pipelines.features.hub_rounds.auditing import audited
 from pipelines.features.hub_rounds.exchange import RoundExchange
@@ -130,3 +132,22 @@ def test_a_token_that_the_hub_refuses_in_mid_run_ends_nothing_until_it_has_been_
         assert not isinstance(refused.value, HubAwayError)
     finally:
         exchange.close()
+
+
+def test_of_a_hub_that_refuses_one_of_many_pointers_a_closer_asks_for_that_one_alone_again(tmp_path, monkeypatch):
+    with LocalHub(tmp_path, controlled=True) as hub:
+        hub.alice_token = hub.create_user("alice")
+        hub.create_organization("org", {"alice": "admin"})
+        log_in(monkeypatch, hub)
+        run = TinyRun()
+        with contextlib.closing(run):
+            state, users = run.state(), [f"user{number}" for number in range(6)]
+            for number, user in enumerate(users):
+                run.put(state, user, run.contribution(state, number))
+            closer = run.closer(state=state)
+            hub.controls.refuse(503, 2, path="*/resolve/*now.json")
+            hub.controls.reset_request_counts()
+            closed = close_round(closer)
+            asked = hub.controls.request_counts()["alice"]["resolvers"]
+    assert {member.pointer.user for member in closed.members} == set(users)
+    assert asked <= 2 * len(users) + 2 + 4  # a pointer and bytes of each, what was refused, and lists of others

@@ -31,7 +31,7 @@ def test_what_was_offered_to_a_round_is_no_part_of_the_next_gradient():
     peer = HubPeer(
         RUN, ReplayedState(RUN, torch.nn.Linear(64, 32)), None,
         SimpleNamespace(files=SimpleNamespace(clock=time.time)),
-        SimpleNamespace(begin=lambda terms, deadline, offer: offers.append(offer)),
+        SimpleNamespace(begin=lambda terms, deadline, offer, on_closed: offers.append(offer)),
         user="alice", device="cpu", package_version="0", limits=ComputeOptions(), fetch_checkpoint=lambda: None,
     )  # fmt: skip
     try:
