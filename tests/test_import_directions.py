@@ -80,8 +80,9 @@ ROOMS = {
     ),
     "features.hub_rounds": (
         "core.averaging core.gradients core.optimizers core.peer core.run core.signing core.state core.swarm "
-        "features.publishing.auxiliary features.publishing.metrics features.sparse hub_tools"
+        "features.open_runs features.publishing.auxiliary features.publishing.metrics features.sparse hub_tools"
     ),
+    "features.open_runs": "hub_tools",
     "tasks.presets": "",
     "tasks.text_to_image.image_codes": "hub_tools",
     "tasks.text_to_image.clip": "tasks.text_to_image.image_codes hub_tools",

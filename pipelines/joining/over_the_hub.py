@@ -26,13 +26,15 @@ from pipelines.core.run.versions import package_version
 from pipelines.core.signing.publisher_keys import PublisherKey
 from pipelines.core.torch_devices import describe_device, num_cores, wanted_threads
 from pipelines.features.hub_rounds.auditing import AuditedRound, audited, first_start
-from pipelines.features.hub_rounds.closer import RoundCloser
+from pipelines.features.hub_rounds.closer import SECONDS_BETWEEN_LISTINGS, RoundCloser
 from pipelines.features.hub_rounds.exchange import RoundExchange
 from pipelines.features.hub_rounds.files import RoundFiles, let_uploads_fail_soon
 from pipelines.features.hub_rounds.following import HubFollowing
 from pipelines.features.hub_rounds.peer import HubPeer
 from pipelines.features.hub_rounds.reading import RoundReader
 from pipelines.features.hub_rounds.stepping import ReplayedState
+from pipelines.features.open_runs.admitting import admitting_strangers
+from pipelines.features.open_runs.asking import ask_to_contribute
 from pipelines.features.publishing.auxiliary.assembly import assembled_auxiliary_peer
 from pipelines.features.publishing.auxiliary.auxiliary_options import AuxiliaryOptions
 from pipelines.features.publishing.auxiliary.auxiliary_peer import AuxiliaryPeer
@@ -110,7 +112,8 @@ def join_over_hub(
 
     Raises:
         RunFinishedError: the run is at its last epoch.
-        ValueError: run, dataset and package do not match, nobody is logged in, or the run's keys are refused.
+        ValueError: run, dataset and package do not match, nobody is logged in, the run's keys are refused, or this
+            user is.
         OSError: the Hub cannot be reached, or refuses this user a bucket.
     """
     snapshot, run, task = _opened(repository, open_task)
@@ -128,6 +131,8 @@ def join_over_hub(
     keys, files = TrustedKeys(run), RoundFiles(repository, run)
     reader = RoundReader(files, run.contributions_per_round, partial(_publishers, repository, keys, files, _Paced()))
     files.make_bucket(user, private=_is_private(repository))
+    if user in files.strangers:
+        ask_to_contribute(repository, user)
     key = PublisherKey.load_or_create(local_folder("rounds", repository) / f"{user}.pem")
     with contextlib.ExitStack() as stack:
         computation = stack.enter_context(LocalComputation(task, compute, place=repository))
@@ -198,6 +203,9 @@ def assist_over_hub(
         follow = partial(_following, repository, task)
         peer, trackers = stack.enter_context(assembled_auxiliary_peer(repository, task, follow, options))
         stop = stack.enter_context(stop_on_signals()) if takes_signals else threading.Event()
+        if run.who_may_contribute == "everybody":
+            seconds = min(SECONDS_BETWEEN_LISTINGS, run.window_seconds / 2)
+            stack.enter_context(admitting_strangers(repository, lambda: peer.publisher.is_elected, seconds))
         epoch = peer.restore(newest_checkpoint(snapshot, task))
         peer.announce()
         on_event("assisting", run=run, epoch=epoch, addresses=())

@@ -57,7 +57,7 @@ NEEDS: tuple[tuple[str, Callable[[TrainingRun], bool], str], ...] = (
     ),
     *(
         ("wire=hub", lambda run: run.wire == "hub", name)
-        for name in ("window_seconds", "contributions_per_round", "kept_rounds")
+        for name in ("window_seconds", "contributions_per_round", "kept_rounds", "who_may_contribute")
     ),
     ("a bucket", lambda run: bool(run.bucket), "bucket_interval_epochs"),
     ("reel_prompts", lambda run: bool(run.reel_prompts), "reel_interval_epochs"),

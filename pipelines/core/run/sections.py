@@ -17,6 +17,7 @@ AGGREGATION_RULES = ("centered_clip", "mean", "coordinate_median")
 OPTIMIZERS = ("lamb", "adamw", "muon")
 SYNCHRONISATIONS = ("dense", "sparse")
 WIRES = ("p2p", "hub")
+WHO_CONTRIBUTES = ("members", "everybody")
 MOST_CONTRIBUTIONS = 1024
 WHO_MAY_DRAW = ("members", "everybody")
 MOST_VALUES_PER_CHUNK = 4096
@@ -234,9 +235,14 @@ class WireSettings:
     """With `wire` `hub`: newest rounds whose contributions stay in the bucket, for newcomers and audits. At least
     twice `bucket_interval_epochs`."""
 
+    who_may_contribute: str = "members"
+    """With `wire` `hub`: `members`, who may create buckets in the run's organisation; `everybody`: strangers, too, who
+    ask by a pull request, are admitted by the auxiliary peer, and may outnumber all others."""
+
     def check(self) -> None:
         """Raise ValueError unless the settings are valid."""
         check_choice("wire", self.wire, WIRES)
+        check_choice("who_may_contribute", self.who_may_contribute, WHO_CONTRIBUTES)
         check_positive(self, "window_seconds", "contributions_per_round", "kept_rounds")
         if self.contributions_per_round > MOST_CONTRIBUTIONS:
             raise ValueError(

@@ -22,6 +22,8 @@ from hub_tools.endpoint import current_endpoint
 from hub_tools.hub_client import is_outage, is_refusal
 from hub_tools.one_line_errors import explain_error
 from pipelines.core.run.training_run import TrainingRun
+from pipelines.features.open_runs.join_request import own_bucket
+from pipelines.features.open_runs.volunteer_list import listed_volunteers
 
 logger = logging.getLogger(__name__)
 
@@ -94,11 +96,16 @@ class RoundFiles:
         """When the Hub began to refuse what this process did before, by `time.monotonic`; None: it does not."""
 
         self._prefix = f"{run.run_id}/generation-{run.generation}"
+        self._repository, self._is_open = repository, run.who_may_contribute == "everybody"
         self._namespace, _, self._name = repository.partition("/")
+        self.strangers: frozenset[str] = frozenset()
+        """Users of an open run whose bucket is in their own namespace, as far as this process knows."""
 
     def bucket_of(self, user: str) -> str:
         """Return the bucket in which a user offers his contributions."""
-        return f"{self._namespace}/{self._name}-{user}"
+        return (
+            own_bucket(self._repository, user) if user in self.strangers else f"{self._namespace}/{self._name}-{user}"
+        )
 
     def list_path(self, publisher: str, number: int | None) -> str:
         """Return where a publisher, by the fingerprint of its key, puts the list of a round; None: its newest."""
@@ -122,12 +129,27 @@ class RoundFiles:
         return f"{self._prefix}/{POINTER}"
 
     def make_bucket(self, user: str, *, private: bool) -> None:
-        """Create a user's bucket if it is not there. Raises what `put` raises."""
-        with _errors_named(self.bucket_of(user)):
-            HfApi().create_bucket(self.bucket_of(user), private=private, exist_ok=True)
+        """Create this process's user's bucket if it is not there; a stranger's of an open run in his own namespace.
+
+        Raises what `put` raises.
+        """
+        try:
+            with _errors_named(self.bucket_of(user)):
+                HfApi().create_bucket(self.bucket_of(user), private=private, exist_ok=True)
+        except OSError as error:
+            if not is_refusal(error) or user in self.strangers:
+                raise
+            if not self._is_open or private:
+                role = f"To contribute, ask an admin of {self._namespace} for the role contributor"
+                raise OSError(f"{error} {role}.") from error
+            self.strangers |= {user}
+            self.make_bucket(user, private=False)
 
     def volunteers(self) -> list[str]:
-        """Return the users who have a bucket for this run. Raises HubAwayError, OSError."""
+        """Return the users who have a bucket for this run, in the organisation or as admitted strangers.
+
+        Raises HubAwayError, OSError.
+        """
         start = f"{self._namespace}/{self._name}-"
         with _errors_named(self._namespace):
             found = []
@@ -137,7 +159,9 @@ class RoundFiles:
                     break
                 if bucket.id.startswith(start) and bucket.id != self.run_bucket:
                     found.append(bucket.id.removeprefix(start))
-        return found
+            if self._is_open:
+                self.strangers = listed_volunteers(self._repository).admitted.difference(found)
+        return [*found, *sorted(self.strangers)]
 
     def put(self, bucket: str, files: Mapping[str, bytes], *, delete: list[str] | None = None) -> None:
         """Put files into a bucket, all or none, and then delete others.

@@ -26,18 +26,19 @@ pytestmark = [pytest.mark.slow, pytest.mark.swarm]
 HUB_SETTINGS = dict(
     wire="hub", window_seconds=6, num_epochs=12, num_warmup_epochs=1, local_steps=4, inner_batch_size=8,
     target_batch_size=24, inner_optimizer="adamw", peak_learning_rate=4e-3, bucket_interval_epochs=2,
-    checkpoint_interval_epochs=3,
+    checkpoint_interval_epochs=3, who_may_contribute="everybody",
 )  # fmt: skip
 SECONDS = 240
 
 
 @pytest.fixture(scope="module")
 def volunteers(hub):
-    """Return the tokens of people who may create buckets in the organisation, and nothing else."""
+    """Return the tokens of people who may create buckets in the organisation, and nothing else; xenia is a stranger."""
     tokens = {}
     for name in ("vera", "wanda", "xenia"):
         hub.create_user(name)
-        hub.add_member("org", name, "contributor")
+        if name != "xenia":
+            hub.add_member("org", name, "contributor")
         tokens[name] = hub.create_token(name, role="contributor", name="volunteer")
     return tokens
 
@@ -101,7 +102,10 @@ def test_volunteers_train_over_the_hub_alone_and_a_late_one_comes_to_the_same_bi
         said = log.read_text(encoding="utf-8")
         assert f"Left {run}: contributed" in said and "Traceback" not in said, said
     assert {"vera", "wanda"} <= {member.pointer.user for one in closed.values() for member in one.members}
-    assert re.search(r"as xenia at epoch [1-9]", peers["xenia"][2].read_text(encoding="utf-8"))
+    late = peers["xenia"][2].read_text(encoding="utf-8")
+    assert re.search(r"as xenia at epoch [1-9]", late) and "Your request to contribute waits" in late
+    assert not training_material.api.bucket_exists(f"{run}-xenia")
+    assert "xenia" in {member.pointer.user for one in closed.values() for member in one.members}
     state = json.loads(training_material.file(run, "run_state.json").read_text(encoding="utf-8"))
     assert state["epoch"] == 12
     told = training_material.commands.run("run", "audit", run, "--rounds")
