@@ -104,7 +104,7 @@ def test_volunteers_train_over_the_hub_alone_and_a_late_one_comes_to_the_same_bi
     assert {"vera", "wanda"} <= {member.pointer.user for one in closed.values() for member in one.members}
     late = peers["xenia"][2].read_text(encoding="utf-8")
     assert re.search(r"as xenia at epoch [1-9]", late) and "Your request to contribute waits" in late
-    assert not training_material.api.bucket_exists(f"{run}-xenia")
+    assert "over-the-hub-xenia" not in str(list(training_material.api.list_buckets(namespace="org")))
     assert "xenia" in {member.pointer.user for one in closed.values() for member in one.members}
     state = json.loads(training_material.file(run, "run_state.json").read_text(encoding="utf-8"))
     assert state["epoch"] == 12
