@@ -1,6 +1,7 @@
 """Pull requests by which strangers ask to contribute to an open run: who is admitted, refused, or left alone."""
 
 import threading
+from types import SimpleNamespace
 
 import pytest
 from hub_round_parts import TinyRun, close_round, log_in
@@ -13,6 +14,7 @@ from pipelines.features.open_runs.join_request import answer_to, is_admitted, vo
 from pipelines.features.open_runs.volunteer_list import listed_volunteers
 
 RUN = "org/birds"
+CLOSED = {"who_may_contribute": "members"}
 
 
 def diff_of(path, content):
@@ -117,6 +119,29 @@ def test_a_stranger_joins_an_open_run_by_a_pull_request_contributes_and_is_barre
     assert "eve-open" not in closer._files.volunteers()
     with pytest.raises(RequestRefusedError, match="has barred eve-open"):
         ask_to_contribute(run.repository, "eve-open")
+
+
+def test_a_stranger_whose_request_the_organiser_closes_hears_his_words_and_a_closed_run_names_the_role(
+    hub, open_run, monkeypatch
+):
+    run, outcome = open_run, []
+
+    def ask():
+        with pytest.raises(RequestRefusedError) as refused:
+            ask_to_contribute(run.repository, "adam-open")
+        outcome.append(str(refused.value))
+
+    thread = threading.Thread(target=ask, daemon=True)
+    with monkeypatch.context() as patch:
+        patch.setenv("HF_TOKEN", hub.token_of("adam-open"))
+        thread.start()
+        (num,) = wait_for(lambda: statuses(run.repository), "the pull request", 20)
+        closed_run = TinyRun.new_files(SimpleNamespace(repository=run.repository, run=run.run.replace(**CLOSED)))
+        with pytest.raises(OSError, match="ask an admin of org for the role contributor"):
+            closed_run.make_bucket("adam-open", private=False)
+    HfApi().change_discussion_status(run.repository, num, "closed", comment="Not today.\n\x1b[2J")
+    thread.join(20)
+    assert outcome[0].endswith("was closed: Not today. \ufffd[2J"), outcome
 
 
 def test_hostile_pull_requests_change_nothing_and_hide_nobody(hub, open_run, caplog):
