@@ -33,5 +33,8 @@ RESULTS_FILE = f"{RESULTS_FOLDER}/dalle_collab.yaml"
 REEL_FOLDER = "progress_reel"
 REEL_INDEX_FILE = "index.json"
 
+VOLUNTEERS_FOLDER = "volunteers"
+"""Strangers who contribute to a run over the Hub. No file there is JSON: who downloads a model takes all such files."""
+
 ADMISSION_LISTS_FILE = "admission.json"
 """Who may join: in the repository of lists that moderators edit."""

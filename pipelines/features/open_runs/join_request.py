@@ -4,7 +4,6 @@ It adds one file that names the bucket in the stranger's own namespace. Nothing 
 commits the file that was expected, so whatever the pull request has become meanwhile is of no account.
 """
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,8 +12,8 @@ from typing import Any
 from huggingface_hub.utils.sha import git_hash
 
 from hub_tools.printing.printable import one_line
+from hub_tools.run_files import VOLUNTEERS_FOLDER
 
-FOLDER = "volunteers"
 USER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 MOST_TITLE = 80
 
@@ -26,17 +25,17 @@ def own_bucket(repository: str, user: str) -> str:
 
 def volunteer_path(user: str) -> str:
     """Return where the run's repository says that a user contributes."""
-    return f"{FOLDER}/{user}.json"
+    return f"{VOLUNTEERS_FOLDER}/{user}.yaml"
 
 
 def volunteer_file(repository: str, user: str) -> bytes:
     """Return the only content of that file with which he does; with any other he is barred."""
-    return json.dumps({"bucket": own_bucket(repository, user)}).encode() + b"\n"
+    return f"bucket: {own_bucket(repository, user)}\n".encode()
 
 
 def is_admitted(repository: str, path: str, digest: str) -> str | None:
     """Return whom a file of the run's repository admits, by Git's digest of its content; None: nobody."""
-    user = path.removeprefix(f"{FOLDER}/").removesuffix(".json")
+    user = path.removeprefix(f"{VOLUNTEERS_FOLDER}/").removesuffix(".yaml")
     if not USER.fullmatch(user) or path != volunteer_path(user):
         return None
     return user if git_hash(volunteer_file(repository, user)) == digest else None
@@ -67,7 +66,7 @@ def answer_to(request: Mapping[str, Any], repository: str, barred: frozenset[str
     # Not by `splitlines`: what it takes for the end of a line may be within one of the stranger's file.
     lines = diff.split("\n") if isinstance(diff, str) else []
     changed = [line for line in lines if line.startswith("diff --git ")]
-    if len(changed) != 1 or not changed[0].startswith(f"diff --git a/{FOLDER}/"):
+    if len(changed) != 1 or not changed[0].startswith(f"diff --git a/{VOLUNTEERS_FOLDER}/"):
         title = one_line(request.get("title", ""), MOST_TITLE)
         return RequestAnswer(leaves=f"it changes {len(changed)} files and asks for something else: {title}")
     user = author.get("name") if isinstance(author, dict) else None

@@ -7,7 +7,8 @@ from huggingface_hub import HfApi
 from huggingface_hub.errors import EntryNotFoundError
 from huggingface_hub.hf_api import RepoFile
 
-from pipelines.features.open_runs.join_request import FOLDER, is_admitted
+from hub_tools.run_files import VOLUNTEERS_FOLDER
+from pipelines.features.open_runs.join_request import is_admitted
 
 MOST_VOLUNTEERS = 1000
 """Strangers that a run has; each costs who closes the rounds one of the resolver's requests a round."""
@@ -32,13 +33,13 @@ def listed_volunteers(repository: str, revision: str | None = None) -> ListedVol
     """
     admitted, others = [], []
     try:
-        tree = HfApi().list_repo_tree(repository, FOLDER, revision=revision)
+        tree = HfApi().list_repo_tree(repository, VOLUNTEERS_FOLDER, revision=revision)
         for file in itertools.islice(tree, MOST_FILES):
             user = is_admitted(repository, file.path, file.blob_id) if isinstance(file, RepoFile) else None
             if user is not None:
                 admitted.append(user)
             else:
-                others.append(file.path.removeprefix(f"{FOLDER}/").removesuffix(".json"))
+                others.append(file.path.removeprefix(f"{VOLUNTEERS_FOLDER}/").removesuffix(".yaml"))
     except EntryNotFoundError:  # nobody has asked yet
         pass
     return ListedVolunteers(admitted=frozenset(admitted[:MOST_VOLUNTEERS]), barred=frozenset(others))

@@ -25,6 +25,7 @@ from hub_tools.run_files import (
     OPTIMIZER_FILE,
     PUBLISHER_KEYS_FILE,
     TRAINING_RUN_FILE,
+    VOLUNTEERS_FOLDER,
 )
 from pipelines.features.publishing.repository.commits import commit_changes
 from pipelines.features.publishing.repository.epoch_tags import epoch_tag, find_epoch
@@ -40,8 +41,8 @@ from pipelines.features.publishing.repository.snapshot import NOT_OF_A_CHECKPOIN
 KEPT_FILES = (
     *(TRAINING_RUN_FILE, PUBLISHER_KEYS_FILE, ENTRIES_FILE, f"{METRICS_FOLDER}/{COUNTERS_FILE}", ".gitattributes"),
 )
-KEPT_PREFIX = f"{METRICS_FOLDER}/contributions-"
-"""Contributions stay counted, and the publishers' keys and the entries stay known."""
+KEPT_PREFIXES = (f"{METRICS_FOLDER}/contributions-", f"{VOLUNTEERS_FOLDER}/")
+"""Contributions stay counted, the publishers' keys and the entries stay known, and strangers admitted or barred."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,4 +202,4 @@ def _identities(api: HfApi, repository: str, revision: str) -> dict[str, str]:
 
 
 def _is_kept(name: str) -> bool:
-    return name in KEPT_FILES or name.startswith(KEPT_PREFIX)
+    return name in KEPT_FILES or name.startswith(KEPT_PREFIXES)

@@ -12,6 +12,7 @@ from pipelines.features.open_runs.admitting import JoinRequestDesk
 from pipelines.features.open_runs.asking import RequestRefusedError, ask_to_contribute
 from pipelines.features.open_runs.join_request import answer_to, is_admitted, volunteer_file, volunteer_path
 from pipelines.features.open_runs.volunteer_list import listed_volunteers
+from pipelines.features.publishing.repository.rollback import changed_files
 
 RUN = "org/birds"
 CLOSED = {"who_may_contribute": "members"}
@@ -23,7 +24,7 @@ def diff_of(path, content):
     return f"{header}--- /dev/null\n+++ b/{path}\n@@ -0,0 +1 @@\n{lines}"
 
 
-OWN = diff_of("volunteers/eve.json", volunteer_file(RUN, "eve"))
+OWN = diff_of("volunteers/eve.yaml", volunteer_file(RUN, "eve"))
 
 
 def asked(diff=OWN, author="eve", **changes):
@@ -32,21 +33,21 @@ def asked(diff=OWN, author="eve", **changes):
 
 def test_a_user_is_admitted_by_his_own_file_alone():
     assert answer_to(asked(), RUN, frozenset()).admits == "eve"
-    assert is_admitted(RUN, "volunteers/eve.json", "0" * 40) is None
+    assert is_admitted(RUN, "volunteers/eve.yaml", "0" * 40) is None
     assert not any(vars(answer_to(asked(status="closed"), RUN, frozenset())).values())
 
 
 @pytest.mark.parametrize(
     ("request_", "words"),
     [
-        (asked(author="mallory"), "Expected one new file, `volunteers/mallory.json`"),
+        (asked(author="mallory"), "Expected one new file, `volunteers/mallory.yaml`"),
         (asked(author=None), "no account"),
         (asked(author="../../x"), "no account"),
-        (asked(diff_of("volunteers/eve.json", volunteer_file(RUN, "adam"))), "Expected one new file"),
-        (asked(diff_of("volunteers/eve.json", b'{"bucket": "org/birds.rounds"}\n')), "Expected one new file"),
-        (asked(OWN + "+{}\n"), "Expected one new file"),
-        (asked(OWN.replace("+{", "-{")), "Expected one new file"),
-        (asked(diff_of("volunteers/EVE.json", volunteer_file(RUN, "eve"))), "Expected one new file"),
+        (asked(diff_of("volunteers/eve.yaml", volunteer_file(RUN, "adam"))), "Expected one new file"),
+        (asked(diff_of("volunteers/eve.yaml", b"bucket: org/birds.rounds\n")), "Expected one new file"),
+        (asked(OWN + "+more\n"), "Expected one new file"),
+        (asked(OWN.replace("+bucket", "-bucket")), "Expected one new file"),
+        (asked(diff_of("volunteers/EVE.yaml", volunteer_file(RUN, "eve"))), "Expected one new file"),
     ],
 )
 def test_what_has_the_shape_of_a_request_and_is_none_is_closed_with_what_was_expected(request_, words):
@@ -69,8 +70,13 @@ def test_what_changes_anything_else_is_left_to_the_organiser_and_named_on_one_li
 
 @pytest.mark.parametrize("separator", ["\r", "\x0b", "\x0c", "\x85", "\u2028"])
 def test_no_line_of_a_stranger_s_file_is_taken_for_one_of_the_hub_s(separator):
-    hidden = OWN.replace('+{"bucket', f'+{separator}@@ -0,0 +1 @@{separator}+{{"bucket')
+    hidden = OWN.replace("+bucket", f"+{separator}@@ -0,0 +1 @@{separator}+bucket")
     assert answer_to(asked(hidden), RUN, frozenset()).closes_with
+
+
+def test_a_rollback_keeps_who_was_admitted_and_who_was_barred():
+    head, source = {"volunteers/eve.yaml": "a", "new": "b"}, {"volunteers/eve.yaml": "c", "volunteers/adam.yaml": "d"}
+    assert changed_files(head, source) == ({}, ("new",))
 
 
 @pytest.fixture
@@ -170,6 +176,6 @@ def test_hostile_pull_requests_change_nothing_and_hide_nobody(hub, open_run, cap
     assert listed_volunteers(run.repository).admitted == {"eve-open"}
     assert sorted(HfApi().list_repo_files(run.repository)) == sorted([*before, volunteer_path("eve-open")])
     *_, told, _closed = mallory.get_discussion_details(run.repository, other).events
-    assert told.content.startswith("Expected one new file, `volunteers/mallory-open.json`")
+    assert told.content.startswith("Expected one new file, `volunteers/mallory-open.yaml`")
     said = [record.getMessage() for record in caplog.records if "left to the organiser" in record.getMessage()]
     assert len(said) == 2 and all(map(str.isprintable, said)), said
