@@ -58,7 +58,7 @@ def test_a_step_of_a_middling_model_holds_what_was_estimated(recompute, precisio
     assert_close(estimated(MIDDLING, **how), measure_our_model(MIDDLING, **how))
 
 
-@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize("batch", [pytest.param(1, marks=pytest.mark.long), 4])
 @pytest.mark.parametrize("recompute", ["reversible", "none"])
 @pytest.mark.parametrize(
     "sizes", [pytest.param(PAPER, marks=pytest.mark.long, id="1024-codes"), pytest.param(SHORT, id="256-codes")]

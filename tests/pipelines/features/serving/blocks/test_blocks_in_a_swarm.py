@@ -97,6 +97,7 @@ def test_hostile_messages_over_streams_leave_the_server_as_it_was(swarm):
     assert model.layers.route.num_failures == 0
 
 
+@pytest.mark.long
 def test_a_language_model_generates_across_servers(tmp_path):
     torch.set_num_threads(1)
     local = tiny_language_model(tmp_path / "model", "gpt2")

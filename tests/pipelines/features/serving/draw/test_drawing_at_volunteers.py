@@ -177,6 +177,7 @@ def test_a_server_that_is_asked_to_leave_finishes_what_it_has_begun(run, command
     assert "Left org/drawn-run" in server.log.read_text()
 
 
+@pytest.mark.long
 def test_no_process_stays_when_a_server_is_killed(run):
     from pipelines.tools.process_table import group_members
 
