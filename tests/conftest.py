@@ -52,6 +52,12 @@ def pytest_configure():
     sys.unraisablehook = report_if_it_can_be_told
 
 
+def pytest_ignore_collect(collection_path, config):
+    """Where slow tests alone are asked for, import only the files that have some: each worker imports them all."""
+    if config.option.markexpr.startswith("slow") and collection_path.name.startswith("test_"):
+        return "pytest.mark.slow" not in collection_path.read_text(encoding="utf-8") or None
+
+
 def pytest_collection_modifyitems(items):
     """Begin with the files whose tests may take longest, swarms before all: the short ones fill the gaps at the end."""
     longest = defaultdict(float)
