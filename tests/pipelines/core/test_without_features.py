@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[3]
 OF_TASKS = ("__init__.py", "publishing", "memory_estimate")
 """What the tasks need, with which the core is tested: how a run is shown, and how much memory it takes."""
