@@ -141,6 +141,7 @@ def test_no_other_page_in_the_browser_starts_the_trainer(bundle, environment):
         assert asked(address, dict(Host=strange)) == 403
 
 
+@pytest.mark.long
 @needs_browser
 def test_an_owner_checks_starts_pauses_and_stops_and_visitors_look_on(
     bundle, environment_on_the_hub, live_run, token_of_alice, home, tmp_path
@@ -220,7 +221,6 @@ def test_an_owner_checks_starts_pauses_and_stops_and_visitors_look_on(
     assert written and [path for path in written if token_of_alice.encode() in path.read_bytes()] == []
 
 
-@pytest.mark.long
 @needs_browser
 def test_at_home_mistakes_are_messages_and_the_page_ends_with_its_trainer(bundle, environment, live_run, tmp_path):
     with started_space(bundle, environment) as (space, address):

@@ -205,6 +205,7 @@ def test_long_prompts_in_any_script_are_drawn(client):
         assert re.search(r"The prompt is too long: the model did not read its last [\d,]+ tokens.", message)
 
 
+@pytest.mark.long
 def test_impatient_visitors_are_told_that_the_queue_is_full_and_the_space_goes_on(client):
     jobs = [client.submit("a red star", 8, 2, 8, 1.0, 1.0, seed, api_name="/draw") for seed in range(60)]
     errors = [error for job in jobs if (error := job.exception(timeout=120)) is not None]

@@ -86,6 +86,7 @@ def end_while_it_trains(errors, end):
     return code, errors.read_text(), left
 
 
+@pytest.mark.long
 def test_ctrl_c_leaves_the_swarm_with_one_line_and_nothing_else(tmp_path):
     code, said, left = end_while_it_trains(
         tmp_path / "errors", lambda process, *_: os.killpg(process.pid, signal.SIGINT)

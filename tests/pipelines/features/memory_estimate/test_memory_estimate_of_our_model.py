@@ -59,7 +59,7 @@ def test_a_step_of_a_middling_model_holds_what_was_estimated(recompute, precisio
 
 
 @pytest.mark.parametrize("batch", [pytest.param(1, marks=pytest.mark.long), 4])
-@pytest.mark.parametrize("recompute", ["reversible", "none"])
+@pytest.mark.parametrize("recompute", ["reversible", pytest.param("none", marks=pytest.mark.long)])
 @pytest.mark.parametrize(
     "sizes", [pytest.param(PAPER, marks=pytest.mark.long, id="1024-codes"), pytest.param(SHORT, id="256-codes")]
 )

@@ -154,6 +154,7 @@ def test_through_an_outage_and_a_restart_every_due_checkpoint_is_published_in_or
     assert run.loaded("epoch-3")["epoch"] == 3 and run.loaded()["epoch"] == 15
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_run_with_a_bucket_continues_from_its_newest_checkpoint_until_a_rollback(publishing):
     run = publishing("bucket-run", bucket="org/bucket-run-live")
@@ -175,6 +176,7 @@ def test_a_run_with_a_bucket_continues_from_its_newest_checkpoint_until_a_rollba
     assert run.loaded()["epoch"] == 3
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_two_publishers_never_publish_the_same_epoch_twice(publishing):
     run = publishing("fenced-run")
