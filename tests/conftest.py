@@ -58,10 +58,16 @@ def pytest_ignore_collect(collection_path, config):
         return "pytest.mark.slow" not in collection_path.read_text(encoding="utf-8") or None
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Begin with the files whose tests may take longest, swarms before all: the short ones fill the gaps at the end."""
+    """Begin with the files whose tests may take longest, swarms before all: the short ones fill the gaps at the end.
+
+    A long test is a slow one: `-m "not slow"`, which chooses after this, leaves it out.
+    """
     longest = defaultdict(float)
     for item in items:
+        if item.get_closest_marker("long"):
+            item.add_marker("slow")
         limit = item.get_closest_marker("timeout")
         seconds = limit.args[0] if limit else 0.0
         longest[item.path] = max(longest[item.path], seconds + 1e6 * (item.get_closest_marker("swarm") is not None))
