@@ -169,6 +169,7 @@ def labelled(training_material, tmp_path_factory):
     )
 
 
+@pytest.mark.long
 def test_a_language_model_is_fine_tuned_on_labelled_text(commands, language_run, labelled, tmp_path):
     wrong = ("--sentence-classification", "org/sorted-texts", "--token-classification", "org/nowhere:bn")
     arguments = ("evaluate", language_run, *labelled, *wrong, "--output", str(tmp_path))

@@ -137,6 +137,7 @@ QUEUE_HAS = """async (number) => {
 }"""
 
 
+@pytest.mark.long
 @needs_browser
 @each_size
 def test_a_visitor_sees_previews_and_who_drew_the_pictures(run, address, client, size, tmp_path):

@@ -160,6 +160,7 @@ def test_a_codec_of_another_fingerprint_is_refused_where_only_transformers_is_in
     assert f"Use the codec of {CODEC_REPOSITORY}." in error
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_saved_pipeline_is_whole_and_a_repository_without_the_codecs_code_is_explained(
     hub, draw_elsewhere, installed, tiny_codec, tmp_path, expected_codes
