@@ -22,7 +22,7 @@ from pipelines.tools.demo.summary import mean_picture_bytes, summarise_demo, wri
 from pipelines.tools.demo.whole_line import run_whole_line
 
 NUM_PICTURES = 240
-NUM_CAPTIONS = 2
+NUM_CAPTIONS = 3
 NUM_EPOCHS = 4
 SMALLER = dict(
     hidden_size=64,
