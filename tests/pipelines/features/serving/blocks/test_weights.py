@@ -35,7 +35,7 @@ def test_a_layer_of_a_signed_run_is_read_alone_and_a_changed_one_is_refused(
     (folder / "publisher_keys.json").write_text(json.dumps(dict(format_version=1, keys=[key.public])))
     files = {name: one for name, one in digest_files(folder).items() if name.endswith(".safetensors")}
     manifest = CheckpointManifest(
-        run_id="birds", generation=0, epoch=12, dataset_repository="org/codes", dataset_revision="abc",
+        run_id="birds", generation=0, epoch=12, dataset_repository="made/up", dataset_revision="abc",
         package_version="0.1.0", parent_commit="def", parent_epoch=9, parent_manifest="0" * 64, contributors={},
         files=files,
     )  # fmt: skip
