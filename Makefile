@@ -31,7 +31,7 @@ demo-language: $(STAMP)  ## Train a small language model, compared with n-grams;
 	$(VENV)/bin/dalle-collab demo language --output demo-language-output
 
 # A part that fails does not keep the next from being run: each says what it found.
-test: $(STAMP)  ## Run all tests, the quick ones first
+test: $(STAMP)  ## Run all tests but the long ones, the quick ones first
 	@$(MAKE) --no-print-directory --keep-going --jobs=1 test-quick test-processes
 
 test-core: $(STAMP)  ## Run the tests of the core alone: peers that train one thing together

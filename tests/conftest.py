@@ -52,10 +52,22 @@ def pytest_configure():
     sys.unraisablehook = report_if_it_can_be_told
 
 
+def pytest_ignore_collect(collection_path, config):
+    """Where slow tests alone are asked for, import only the files that have some: each worker imports them all."""
+    if config.option.markexpr.startswith("slow") and collection_path.name.startswith("test_"):
+        return "pytest.mark.slow" not in collection_path.read_text(encoding="utf-8") or None
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Begin with the files whose tests may take longest, swarms before all: the short ones fill the gaps at the end."""
+    """Begin with the files whose tests may take longest, swarms before all: the short ones fill the gaps at the end.
+
+    A long test is a slow one: `-m "not slow"`, which chooses after this, leaves it out.
+    """
     longest = defaultdict(float)
     for item in items:
+        if item.get_closest_marker("long"):
+            item.add_marker("slow")
         limit = item.get_closest_marker("timeout")
         seconds = limit.args[0] if limit else 0.0
         longest[item.path] = max(longest[item.path], seconds + 1e6 * (item.get_closest_marker("swarm") is not None))

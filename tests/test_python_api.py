@@ -114,6 +114,7 @@ def test_a_machine_is_checked_and_joins(birds, tmp_path):
     assert re.search(r"ok .*Hub", said) and re.search(r"^1 \d+\.\d+$", said, re.MULTILINE)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.swarm
 def test_it_serves_and_borrows_layers(birds, tmp_path):

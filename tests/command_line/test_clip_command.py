@@ -113,6 +113,7 @@ def test_rank_puts_the_fitting_picture_first(trained, tmp_path):
         assert scores == sorted(scores, reverse=True)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_ctrl_c_saves_the_clip_and_leaves_with_130(tar_of_pictures, tmp_path):
     command = [sys.executable, "-m", "pipelines.command_line.main", "clip", "train", str(tar_of_pictures)]

@@ -78,6 +78,7 @@ def test_a_codec_that_goes_on_keeps_its_sizes(pictures, tmp_path):
     assert str(result.exception).startswith("Leave out --codebook-size: --resume goes on with the codec in")
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_ctrl_c_saves_the_codec_as_far_as_it_came(pictures, tmp_path):
     command = [*COMMAND, "train", str(pictures), "--output", str(tmp_path / "codec"), *SMALL, "--steps", "1000000"]

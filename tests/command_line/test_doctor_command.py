@@ -111,6 +111,7 @@ def test_1_a_machine_whose_own_clock_is_wrong_is_told_by_how_much(peers):
     assert "Set it back by 100.0 s" in result.cure
 
 
+@pytest.mark.long
 def test_2_a_package_of_another_version_than_the_runs_is_named_with_the_command_that_installs_it(examine):
     failure = the_failure(examine(required_versions={"hivemind": "==1.1.10", "numpy": ">=2"}))
     assert (failure["name"], failure["seen"]) == ("version of hivemind", "1.1.12")
@@ -123,6 +124,7 @@ def test_3_a_dead_entry_address_is_refused_and_the_cure_is_the_auxiliary_peer(ex
     assert "dalle-collab run assist org/examined" in failure["cure"]
 
 
+@pytest.mark.long
 def test_4_one_of_two_entry_addresses_that_is_dead_is_a_warning_which_strict_turns_into_an_exit_code(examine, peers):
     code, findings = examine("--strict", entry_addresses=(DEAD_ADDRESS, "one"))
     dead, alive = (findings[f"entry address {short(address)}"] for address in (DEAD_ADDRESS, peers["one"]))
@@ -135,6 +137,7 @@ def test_5_entry_addresses_that_lead_into_two_swarms_are_found_out(examine, peer
     assert short(peers["apart"]) in failure["seen"] and "train separately" in failure["cure"]
 
 
+@pytest.mark.long
 def test_6_a_low_limit_of_open_files_says_how_to_raise_it(examine):
     failure = the_failure(examine(program={"open_files": 300}))
     assert (failure["name"], failure["seen"]) == ("open files", "300 allowed")
@@ -151,6 +154,7 @@ def test_7_a_tiny_disk_and_a_tiny_dev_shm_are_measured_against_the_need(examine,
     assert "docker run --shm-size" in findings["shared memory"]["cure"]
 
 
+@pytest.mark.long
 def test_8_a_model_that_is_too_large_for_this_machine_is_found_before_it_is_built(examine, training_material):
     model = training_material.settings("org/examined").model_config | dict(hidden_size=2**15, head_dim=2**14)
     code, findings = examine(model_config=model)
@@ -166,12 +170,14 @@ def test_9_a_token_that_is_refused_is_named_and_not_printed(examine):
     assert "hf_this_is_no_token" not in json.dumps(findings)
 
 
+@pytest.mark.long
 def test_10_a_dataset_revision_that_is_gone_is_named(examine):
     failure = the_failure(examine(dataset_revision="0" * 40))
     assert failure["name"] == "dataset" and f"at revision {'0' * 40}" in failure["seen"]
     assert "hub-tools publish dataset" in failure["cure"]
 
 
+@pytest.mark.long
 def test_10_a_dataset_of_another_codec_than_the_runs_is_named(commands, training_material, peers):
     source = training_material.create_run("org/examined-codec")
     processor = json.loads(training_material.file(source, "processor_config.json").read_text())
@@ -184,6 +190,7 @@ def test_10_a_dataset_of_another_codec_than_the_runs_is_named(commands, training
     assert failure["name"] == "dataset" and "0123456789abcdef" in failure["seen"]
 
 
+@pytest.mark.long
 def test_11_a_port_that_is_taken_is_named(examine):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -210,6 +217,7 @@ def test_12_a_hub_that_is_away_is_asked_three_times_and_named(commands, training
     assert "HF_ENDPOINT" in failure["cure"]
 
 
+@pytest.mark.long
 def test_13_an_own_address_that_others_cannot_call_is_found_by_a_call(examine):
     failure = the_failure(examine("--announce", "/ip4/127.0.0.1/tcp/9"))
     assert failure["name"] == "own address" and "127.0.0.1:9 refused" in failure["seen"]
@@ -217,6 +225,7 @@ def test_13_an_own_address_that_others_cannot_call_is_found_by_a_call(examine):
     assert examine("--announce", "/ip4/127.0.0.1/tcp/9", "--client-mode")[0] == 0
 
 
+@pytest.mark.long
 def test_14_an_address_at_which_another_program_or_another_peer_answers_is_told_from_a_dead_one(examine, peers):
     other_key = peers["one"].rsplit("/", 1)[0] + "/" + DEAD_ADDRESS.rsplit("/", 1)[1]
     with socket.socket() as program:
@@ -228,6 +237,7 @@ def test_14_an_address_at_which_another_program_or_another_peer_answers_is_told_
     assert findings[f"entry address {short(nobody)}"]["seen"].startswith("silent (no answer within 5 s")
 
 
+@pytest.mark.long
 def test_the_list_for_people_has_a_line_for_each_finding_with_its_cure(commands, training_material):
     done = commands.run("doctor", "org/examined", "--host", LOOPBACK, is_worker=True)
     assert done.returncode == 3 and "FAIL    entry addresses: the run names none" in done.stdout

@@ -48,6 +48,7 @@ def test_without_the_runs_clip_the_losses_are_there_and_the_rest_is_named(comman
     assert facts["command"].startswith(f"dalle-collab evaluate {run_with_weights}")
 
 
+@pytest.mark.long
 def test_the_snippet_of_the_documents_measures_what_the_command_measures(commands, run_with_weights, tmp_path):
     page = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
     snippet = page.partition("\n## Measure\n")[2].partition("```python\n")[2].partition("```")[0]
@@ -168,6 +169,7 @@ def labelled(training_material, tmp_path_factory):
     )
 
 
+@pytest.mark.long
 def test_a_language_model_is_fine_tuned_on_labelled_text(commands, language_run, labelled, tmp_path):
     wrong = ("--sentence-classification", "org/sorted-texts", "--token-classification", "org/nowhere:bn")
     arguments = ("evaluate", language_run, *labelled, *wrong, "--output", str(tmp_path))
@@ -191,6 +193,7 @@ def test_a_language_model_is_fine_tuned_on_labelled_text(commands, language_run,
     assert json.loads((tmp_path / "evaluation.json").read_text())["figures"] == facts["figures"], again.stderr
 
 
+@pytest.mark.long
 def test_other_weights_with_a_tokenizer_of_python_are_compared_by_their_loss(
     commands, training_material, language_run, labelled, tmp_path
 ):
@@ -204,6 +207,7 @@ def test_other_weights_with_a_tokenizer_of_python_are_compared_by_their_loss(
     assert "accuracy@org/sorted-texts,label=kind is left out: The tokenizer of" in done.stdout
 
 
+@pytest.mark.long
 def test_a_hub_that_goes_away_after_the_reading_is_not_missed(commands, hub, language_run, labelled, tmp_path):
     arguments = ("evaluate", language_run, *labelled, "--passes", "4", "--output", str(tmp_path))
     done = []
@@ -219,6 +223,7 @@ def test_a_hub_that_goes_away_after_the_reading_is_not_missed(commands, hub, lan
     assert len(facts["figures"]) == 9 and facts["left_out"] == {}
 
 
+@pytest.mark.long
 def test_labelled_text_is_for_language_runs(commands, run_with_weights):
     line = the_line(commands.run("evaluate", run_with_weights, "--sentence-classification", "org/tagged-words"))
     assert f"{run_with_weights} is a text-to-image run; labelled text is for language runs" in line

@@ -19,7 +19,6 @@ from published_runs import (
     command_environment,
     family_of,
     interrupt,
-    run_command,
     started_command,
     still_alive,
     the_line,
@@ -36,11 +35,9 @@ def without_address(training_material):
     return training_material.create_run("org/lonely-run", num_epochs=5, run_id="lonely")
 
 
-def test_an_unknown_run_is_one_line_of_the_real_process_and_leaves_nothing_behind(training_material):
-    before = {process.pid for process in psutil.Process(os.getpid()).children(recursive=True)}
-    done = run_command(training_material.hub, "join", "org/no-such-run", "--host", LOOPBACK)
-    assert "There is no model repository org/no-such-run on this Hub, or your token has no access" in the_line(done)
-    assert {process.pid for process in psutil.Process(os.getpid()).children(recursive=True)} <= before
+def test_an_unknown_run_is_one_line(commands):
+    line = the_line(commands.run("join", "org/no-such-run", "--host", LOOPBACK, is_worker=True))
+    assert "There is no model repository org/no-such-run on this Hub, or your token has no access" in line
 
 
 def test_a_run_without_entry_address_says_how_its_organiser_announces_one(commands, without_address):
@@ -171,7 +168,9 @@ def test_code_in_a_run_is_not_run_and_nobody_is_asked_about_it(training_material
         **{kind: json.dumps(values)},
     )  # fmt: skip
     arguments = ("join", name, "--host", LOOPBACK, "--startup-timeout", "0.01")
+    before = {process.pid for process in psutil.Process(os.getpid()).children(recursive=True)}
     code, shown = run_in_a_terminal(training_material.hub, *arguments, answers=b"y\n" * 8)
+    assert {process.pid for process in psutil.Process(os.getpid()).children(recursive=True)} <= before
     assert code == 1 and "Traceback" not in shown, shown
     assert "Do you wish" not in shown and "[y/N]" not in shown, shown
     assert not marker.exists()

@@ -84,6 +84,7 @@ def test_a_folder_is_fine_tuned_as_a_whole(material, commands, tmp_path):
     assert AutoModel.from_pretrained(tmp_path / "owls" / "model")
 
 
+@pytest.mark.long
 def test_ctrl_c_writes_the_adapter_as_far_as_it_came(material, tmp_path):
     output, log = tmp_path / "owls", tmp_path / "log"
     arguments = finetune_arguments(material, output, *QUICK, "--steps", "1000000", "--save-every", "5")

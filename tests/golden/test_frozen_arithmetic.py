@@ -26,7 +26,9 @@ VARIANTS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("capability", ["DEFAULT", pytest.param("AVX2", marks=pytest.mark.long), "AVX512"])
+@pytest.mark.parametrize(
+    "capability", ["DEFAULT", *(pytest.param(name, marks=pytest.mark.long) for name in ("AVX2", "AVX512"))]
+)
 def test_the_arithmetic_of_peers_has_the_frozen_bits_with_these_instructions(capability):
     own = torch.backends.cpu.get_cpu_capability()
     known = list(VARIANTS)[: list(VARIANTS).index(own) + 1] if own in VARIANTS else [own]

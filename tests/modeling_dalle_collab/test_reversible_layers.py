@@ -173,9 +173,8 @@ def test_gated_gelu_is_the_plain_formula_with_its_gradient():
 @pytest.mark.slow
 # torch 2.15 meets its own warning while it traces a function that differentiates inside
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
-@pytest.mark.parametrize(
-    "recompute", ["reversible", *(pytest.param(name, marks=pytest.mark.long) for name in ("partial", "none"))]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("recompute", ["reversible", "partial", "none"])
 def test_compiled_code_gives_the_same_gradients(tiny_model, tiny_batch, recompute):
     model = tiny_model(recompute=recompute)
     expected = gradients(model, tiny_batch(), recompute)

@@ -141,6 +141,7 @@ def test_no_other_page_in_the_browser_starts_the_trainer(bundle, environment):
         assert asked(address, dict(Host=strange)) == 403
 
 
+@pytest.mark.long
 @needs_browser
 def test_an_owner_checks_starts_pauses_and_stops_and_visitors_look_on(
     bundle, environment_on_the_hub, live_run, token_of_alice, home, tmp_path

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import gradio_client
 import pytest
-from browsing import SIZES, needs_browser, serious_findings, take_picture, watched_page
+from browsing import each_size, needs_browser, serious_findings, take_picture, watched_page
 
 SPACE = Path(__file__).parents[2] / "spaces" / "memory_calculator"
 
@@ -57,7 +57,7 @@ def test_bad_input_is_a_message_and_the_space_goes_on(client):
 
 
 @needs_browser
-@pytest.mark.parametrize("size", SIZES)
+@each_size
 def test_a_person_turns_the_dials_compares_and_finds_settings(address, size, tmp_path):
     with watched_page(address, size) as page:
         summary = page.get_by_label("Summary")

@@ -69,6 +69,7 @@ def published(hub, tmp_path_factory):
         api.upload_folder(repo_id=repository, repo_type=kind, folder_path=str(folder / part))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
 def test_it_runs_from_beginning_to_end_and_each_technique_saves_what_it_promises(hub, published, tmp_path):

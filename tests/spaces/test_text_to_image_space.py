@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from agent_client import use_tools
-from browsing import SIZES, needs_browser, serious_findings, take_picture, watched_page
+from browsing import each_size, needs_browser, serious_findings, take_picture, watched_page
 from drawing_page import press_draw, wait_for_status
 from huggingface_hub import HfApi, constants
 from PIL import Image
@@ -174,6 +174,7 @@ def test_an_agent_draws_a_picture(address):
     assert "The best 2 of 4 candidates" in text and "CLIP" in text
 
 
+@pytest.mark.long
 def test_an_older_epoch_and_guidance_draw_other_pictures(client, published_run):
     older, message = draw(client, checkpoint="epoch-7")
     assert f"Drawn by epoch 7 (commit {published_run[7][:8]})" in message
@@ -204,6 +205,7 @@ def test_long_prompts_in_any_script_are_drawn(client):
         assert re.search(r"The prompt is too long: the model did not read its last [\d,]+ tokens.", message)
 
 
+@pytest.mark.long
 def test_impatient_visitors_are_told_that_the_queue_is_full_and_the_space_goes_on(client):
     jobs = [client.submit("a red star", 8, 2, 8, 1.0, 1.0, seed, api_name="/draw") for seed in range(60)]
     errors = [error for job in jobs if (error := job.exception(timeout=120)) is not None]
@@ -212,6 +214,7 @@ def test_impatient_visitors_are_told_that_the_queue_is_full_and_the_space_goes_o
     assert len(draw(client)[0]) == 2
 
 
+@pytest.mark.long
 def test_a_space_without_a_run_says_which_setting_is_missing(bundle):
     environment = {name: value for name, value in os.environ.items() if name != "MODEL_REPOSITORY"}
     result = subprocess.run([sys.executable, "app.py"], cwd=bundle, env=environment, capture_output=True, text=True)
@@ -235,7 +238,7 @@ ALL_CRISP = """() => {
 
 
 @needs_browser
-@pytest.mark.parametrize("size", SIZES)
+@each_size
 def test_a_person_draws_shares_and_completes_pictures_in_a_browser(address, size, tmp_path):
     with watched_page(address, size) as page:
         page.get_by_label("Status").wait_for()

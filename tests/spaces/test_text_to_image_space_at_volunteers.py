@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from agent_client import use_tools
-from browsing import needs_browser, serious_findings, take_picture, watched_page
+from browsing import each_size, needs_browser, serious_findings, take_picture, watched_page
 from drawing_page import press_draw, wait_for_status
 from drawn_runs import drawn_run
 from PIL import Image
@@ -80,6 +80,7 @@ def pixels(pictures):
     return [Image.open(picture["image"]).tobytes() for picture in pictures]
 
 
+@pytest.mark.long
 def test_an_agent_reads_names_as_the_words_of_strangers(run, address):
     run.serve("--name", HOSTILE_NAME)
     tools, (drawn,) = use_tools(address, ("draw", dict(prompt="a red star", candidates=2, keep=1, top_k=8, seed=0)))
@@ -136,8 +137,9 @@ QUEUE_HAS = """async (number) => {
 }"""
 
 
+@pytest.mark.long
 @needs_browser
-@pytest.mark.parametrize("size", ["desktop", pytest.param("phone", marks=pytest.mark.long)])
+@each_size
 def test_a_visitor_sees_previews_and_who_drew_the_pictures(run, address, client, size, tmp_path):
     run.serve("--name", HOSTILE_NAME, "--max-codes-per-second", 40)
     with watched_page(address, size) as page:

@@ -44,6 +44,7 @@ def wait_until(is_so, seconds, what):
     raise AssertionError(f"not {what} within {seconds} s")
 
 
+@pytest.mark.long
 @pytest.mark.timeout(400)
 def test_peers_appear_vanish_and_are_credited_with_what_they_have_signed(training_material, ask, tmp_path):
     def states():

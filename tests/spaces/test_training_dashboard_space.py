@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from agent_client import use_tools
-from browsing import SIZES, needs_browser, serious_findings, take_picture, watched_page
+from browsing import each_size, needs_browser, serious_findings, take_picture, watched_page
 from crowd import EPOCH, crowd
 from huggingface_hub import HfApi
 from recorded_run import publish_recorded_run
@@ -155,7 +155,7 @@ def open_tab(page, name):
 
 
 @needs_browser
-@pytest.mark.parametrize("size", SIZES)
+@each_size
 def test_a_person_reads_curves_peers_board_and_checkpoints(filled, size, tmp_path):
     theme = "light" if size == "desktop" else "dark"
     with watched_page(f"{filled}?__theme={theme}", size, allowed=(filled.rstrip("/"),)) as page:

@@ -14,6 +14,8 @@ SIZES = {"desktop": (1280, 900), "phone": (390, 844)}
 AXE_RULES = ("wcag2a", "wcag2aa", "wcag21a", "wcag21aa")
 
 needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine: apt-get install chromium")
+# A page of ours is looked at on a phone by the landing page's tests; a page of Gradio, which arranges it, in long ones.
+each_size = pytest.mark.parametrize("size", ["desktop", pytest.param("phone", marks=pytest.mark.long)])
 
 
 class PageErrors:

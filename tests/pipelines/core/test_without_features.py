@@ -5,11 +5,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[3]
 OF_TASKS = ("__init__.py", "publishing", "memory_estimate")
 """What the tasks need, with which the core is tested: how a run is shown, and how much memory it takes."""
 
 
+@pytest.mark.long
 def test_the_tests_of_the_core_are_found_where_no_other_feature_is_installed(tmp_path):
     for name in ("dalle_collab", "hub_tools", "modeling_dalle_collab", "setup.cfg", "pyproject.toml"):
         (tmp_path / name).symlink_to(ROOT / name)

@@ -98,6 +98,7 @@ def test_three_of_four_meet_again_without_the_one_whose_parts_come_too_late(tmp_
     assert largest_difference(*parameters[:2]) == largest_difference(*parameters[1:]) == 0.0
 
 
+@pytest.mark.long
 def test_a_gradient_that_misses_its_round_counts_in_the_next(tmp_path):
     run = tiny_run(num_epochs=10_000, target_batch_size=600)
     pace = dict(seconds_per_batch=0.2)  # ten seconds an epoch for three, on any machine: enough to come back within one

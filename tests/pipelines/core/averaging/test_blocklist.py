@@ -33,6 +33,7 @@ def test_a_crowd_of_leaders_that_stall_does_not_fill_the_memory(monkeypatch):
     assert len(memory.entries) == 10 and memory.avoids(99, 100.0)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.swarm
 def test_two_peers_average_again_and_name_the_leader_that_accepts_them_and_never_begins(tmp_path):

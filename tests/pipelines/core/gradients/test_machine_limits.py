@@ -183,7 +183,7 @@ def test_automatic_choices_follow_the_device():
 @pytest.mark.slow
 # torch 2.14 meets its own warning while it traces a function within another's forward pass
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
-@pytest.mark.parametrize("kind", ["text-to-image", "fill-mask"])
+@pytest.mark.parametrize("kind", ["text-to-image", pytest.param("fill-mask", marks=pytest.mark.long)])
 def test_where_the_compiler_fails_gradients_are_computed_without_it(kind, caplog, monkeypatch):
     run = tiny_run(kind)
     task, batch = made_up_task(run), batch_of_the_run(run, seed=0, batch_size=2)

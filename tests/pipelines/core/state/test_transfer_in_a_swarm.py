@@ -103,9 +103,8 @@ def test_ctrl_c_in_the_middle_of_a_download_ends_it_at_once_and_nothing_is_hande
     assert newcomer.process.wait(60) == 0
 
 
-@pytest.mark.parametrize(
-    ("donor", "fault"), [("one", signal.SIGKILL), pytest.param("two", signal.SIGSTOP, marks=pytest.mark.long)]
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("donor", "fault"), [("one", signal.SIGKILL), ("two", signal.SIGSTOP)])
 def test_a_donor_that_is_killed_or_stopped_at_half_of_the_download_costs_seconds(state_transfer, donor, fault):
     state_transfer.swarm.start(f"beside_{donor}", "state_peer.py", role="donor", kind="slow", epoch=EPOCH).wait_for(
         "ready"

@@ -29,6 +29,7 @@ def moved(entry, *, at_the_start, later):
     return subprocess.Popen([*command, str(at_the_start), str(later)], **streams)
 
 
+@pytest.mark.long
 def test_a_newcomer_whose_clock_is_hours_off_is_told_to_set_it_and_does_not_join(entry):
     with moved(entry, at_the_start=6 * 3600, later=6 * 3600) as newcomer:
         said = newcomer.communicate(timeout=120)[0].splitlines()

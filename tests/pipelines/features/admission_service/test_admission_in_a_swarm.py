@@ -117,6 +117,7 @@ def test_the_doctor_sees_the_swarm_of_a_run_with_an_authority_as_a_member_and_as
     assert found["entry address"].status == "fail" and "refuses" in found["entry address"].seen
 
 
+@pytest.mark.long
 def test_a_banned_users_peer_is_out_within_the_lifetime_of_its_token(hub, swarm, visitors):
     first, second = swarm.peers[:2]
     edit_lists(hub, REPOSITORY, {"ban": ["second-of-door"]})

@@ -10,7 +10,7 @@ from pipelines.core.averaging.reduce.suspects import Misbehaviour
 pytestmark = [pytest.mark.slow, pytest.mark.swarm]
 
 HONEST = ("first", "second", "third")
-HONEST_ROUNDS, ROUNDS_WITHOUT = 4, 3
+HONEST_ROUNDS, ROUNDS_WITHOUT = 2, 2
 PROVEN = {
     Misbehaviour.FALSE_AVERAGE.name,
     Misbehaviour.FALSE_ACCUSATION.name,

@@ -65,6 +65,7 @@ def test_losses_are_those_of_the_whole_batch(parts, references, measured):
     assert found["picture_loss"] == pytest.approx(whole.image_loss.item(), rel=1e-5)
 
 
+@pytest.mark.long
 def test_identical_checkpoints_have_identical_figures_but_for_rounding_in_other_batches(
     parts, references, measured, tmp_path
 ):
@@ -94,6 +95,7 @@ def test_what_has_been_drawn_is_not_drawn_again_and_damage_is(parts, references,
     assert values(again) == pytest.approx(values(measured), rel=1e-6)
 
 
+@pytest.mark.long
 def test_another_sampler_or_model_does_not_take_what_others_have_drawn(parts, references, with_noise, tmp_path):
     evaluate_checkpoint(parts, references, OPTIONS, tmp_path, silent)
     number = len(list(tmp_path.iterdir()))
@@ -103,6 +105,7 @@ def test_another_sampler_or_model_does_not_take_what_others_have_drawn(parts, re
     assert len(list(tmp_path.iterdir())) == 3 * number
 
 
+@pytest.mark.long
 def test_the_more_noise_is_in_the_weights_the_worse_the_figures_are(parts, references, measured, with_noise, tmp_path):
     found = [values(measured)]
     for share in (0.3, 0.5, 0.7):

@@ -45,21 +45,16 @@ def assert_close(split, step):
     assert split.total >= (1 - TOLERANCE) * step.total
 
 
-IN_LONG_TESTS = [pytest.param(name, marks=pytest.mark.long) for name in ("partial", "none", "checkpoint")]
-
-
-@pytest.mark.parametrize("recompute", ["reversible", *IN_LONG_TESTS])
-@pytest.mark.parametrize(
-    "precision",
-    ["bf16", pytest.param("fp32", marks=pytest.mark.long), pytest.param("pure-bf16", marks=pytest.mark.long)],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("recompute", ["reversible", "partial", "none", "checkpoint"])
+@pytest.mark.parametrize("precision", ["bf16", "fp32", "pure-bf16"])
 def test_a_step_of_a_middling_model_holds_what_was_estimated(recompute, precision):
     how = dict(batch=3, recompute=recompute, precision=precision)
     assert_close(estimated(MIDDLING, **how), measure_our_model(MIDDLING, **how))
 
 
-@pytest.mark.parametrize("batch", [1, 4])
-@pytest.mark.parametrize("recompute", ["reversible", "none"])
+@pytest.mark.parametrize("batch", [pytest.param(1, marks=pytest.mark.long), 4])
+@pytest.mark.parametrize("recompute", ["reversible", pytest.param("none", marks=pytest.mark.long)])
 @pytest.mark.parametrize(
     "sizes", [pytest.param(PAPER, marks=pytest.mark.long, id="1024-codes"), pytest.param(SHORT, id="256-codes")]
 )

@@ -22,12 +22,14 @@ def encoded_again(codec, update):
     """Return the bytes of an update, written here from the format's description, bit by bit."""
     levels = b"".join(struct.pack("<ff", *pair) for pair in update.levels.tolist())
     bits = "".join(f"{code:02b}" for code in update.codes)
-    gaps, rest = [], update.indices.tolist()  # with whose they are
+    gaps, rest = [], np.asarray(update.indices)  # with whose they are
     for shape in codec.layout.shapes:
         for values in chunks_of(torch.empty(shape), codec.layout.chunk):
-            own, rest = (part.tolist() for part in np.split(rest, [num_sent(codec, shape, len(values))]))
-            gaps += [(int(index - before - 1), is_vector(shape)) for before, index in itertools.pairwise([-1, *own])]
-    assert not rest
+            own, rest = np.split(rest, [num_sent(codec, shape, len(values))])
+            gaps += [
+                (int(index - before - 1), is_vector(shape)) for before, index in itertools.pairwise([-1, *own.tolist()])
+            ]
+    assert not len(rest)
     for of_vector, width in enumerate(codec.rice_bits):
         bits += "".join(f"{gap % 2**width:0{width}b}" for gap, own in gaps if own == of_vector and width)
     bits += "".join("0" * (gap >> codec.rice_bits[own]) + "1" for gap, own in gaps)

@@ -146,7 +146,8 @@ def test_whatever_a_fan_out_node_does_peers_stay_equal_and_name_it(tmp_path, kin
         assert {(peer_id_of(fan_out), offence)} in [named_by(peer) for peer in peers]
 
 
-@pytest.mark.parametrize("kind", ["dying", pytest.param("withholding", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["dying", "withholding"])
 def test_a_member_that_announces_and_does_not_deliver_is_left_out_by_all(tmp_path, kind):
     run = sparse_run(num_epochs=4)
     with Swarm(tmp_path, run, num_peers=4) as swarm:

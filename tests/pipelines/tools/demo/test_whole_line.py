@@ -21,8 +21,8 @@ from pipelines.tools.demo.stages import StageError, Stages, progress_in
 from pipelines.tools.demo.summary import mean_picture_bytes, summarise_demo, write_summary
 from pipelines.tools.demo.whole_line import run_whole_line
 
-NUM_PICTURES = 400
-NUM_CAPTIONS = 4
+NUM_PICTURES = 240
+NUM_CAPTIONS = 3
 NUM_EPOCHS = 4
 SMALLER = dict(
     hidden_size=64,

@@ -154,6 +154,7 @@ def test_through_an_outage_and_a_restart_every_due_checkpoint_is_published_in_or
     assert run.loaded("epoch-3")["epoch"] == 3 and run.loaded()["epoch"] == 15
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_run_with_a_bucket_continues_from_its_newest_checkpoint_until_a_rollback(publishing):
     run = publishing("bucket-run", bucket="org/bucket-run-live")
@@ -175,6 +176,7 @@ def test_a_run_with_a_bucket_continues_from_its_newest_checkpoint_until_a_rollba
     assert run.loaded()["epoch"] == 3
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_two_publishers_never_publish_the_same_epoch_twice(publishing):
     run = publishing("fenced-run")
@@ -207,7 +209,7 @@ def test_a_byte_that_was_flipped_on_the_hub_is_refused_by_file_and_tensor(publis
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("task", ["text-to-image", "text-generation"])
+@pytest.mark.parametrize("task", ["text-to-image", pytest.param("text-generation", marks=pytest.mark.long)])
 def test_a_rollback_restores_an_epoch_bit_by_bit_in_one_commit_and_the_run_goes_on_from_there(publishing, task):
     run = publishing(f"rolled-back-{task}-run", task)
     run.publish(3, 6, 9, records=[(epoch, 20 * epoch) for epoch in range(1, 10)])
@@ -245,6 +247,7 @@ print(len(write("The north wind", max_new_tokens=8, do_sample=False)[0]["generat
 """
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_language_runs_checkpoint_writes_where_only_transformers_and_torch_are_installed(publishing):
     run = publishing("writing-checkpoint-run", "text-generation")
@@ -314,6 +317,7 @@ def test_a_stolen_token_makes_nobody_a_publisher(publishing):
     assert done.returncode == 0 and run.loaded()["epoch"] == 3, done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_revoked_key_publishes_no_more_and_what_it_published_before_still_counts(publishing):
     run = publishing("revoked-run")
@@ -343,6 +347,7 @@ def test_a_revoked_key_publishes_no_more_and_what_it_published_before_still_coun
     assert run.loaded()["epoch"] == 3 and len(json.loads(run.read("publisher_keys.json"))["kept_manifests"]) == 2
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_on_a_second_machine_a_publisher_waits_until_the_organiser_lists_its_key(publishing):
     run = publishing("waiting-run")

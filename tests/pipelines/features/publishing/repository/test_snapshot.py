@@ -74,6 +74,7 @@ print(json.dumps(said))
 """
 
 
+@pytest.mark.long
 def test_while_the_hub_is_away_the_commit_in_the_cache_is_read_unless_that_is_not_wanted(tmp_path):
     with LocalHub(tmp_path / "hub") as hub:
         api = HfApi(endpoint=hub.endpoint, token=hub.create_user("alice"))

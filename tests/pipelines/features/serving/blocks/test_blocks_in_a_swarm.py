@@ -83,6 +83,7 @@ def test_a_killed_server_leaves_no_process_and_a_client_that_vanishes_no_memory(
     assert still_alive(family, 60) == []
 
 
+@pytest.mark.long
 def test_hostile_messages_over_streams_leave_the_server_as_it_was(swarm):
     local, model, peers, found, _ = swarm
     text = torch.randint(0, 40, (1, 6), generator=torch.Generator().manual_seed(1))
@@ -97,6 +98,7 @@ def test_hostile_messages_over_streams_leave_the_server_as_it_was(swarm):
     assert model.layers.route.num_failures == 0
 
 
+@pytest.mark.long
 def test_a_language_model_generates_across_servers(tmp_path):
     torch.set_num_threads(1)
     local = tiny_language_model(tmp_path / "model", "gpt2")

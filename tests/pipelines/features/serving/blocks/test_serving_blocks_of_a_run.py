@@ -48,6 +48,7 @@ def test_two_commands_serve_all_layers_and_their_chain_draws_what_one_machine_dr
     assert found["codes"] == drawn_here(run)
 
 
+@pytest.mark.long
 def test_a_newer_checkpoint_is_served_as_it_is_published(run, tmp_path):
     server = run.serve("--blocks", "0:3", "--checkpoint-seconds", 1)
     config = json.loads((run.folder / "run" / "config.json").read_text())

@@ -2,9 +2,6 @@
 
 import hashlib
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 from damaged_files import flip_byte_of_tensor
@@ -13,7 +10,6 @@ from support_files import SUPPORT
 from swarm_of_processes import tiny_run
 from tiny_models import tiny_dalle
 
-from hub_tools.local_hub import LocalHub
 from pipelines.core.signing.publisher_keys import PublisherKey
 from pipelines.features.publishing.repository.manifest import CheckpointManifest, digest_files
 from pipelines.features.serving.blocks.weights import find_model
@@ -29,7 +25,9 @@ def folder(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_layer_of_a_signed_run_is_read_alone_and_a_changed_one_is_refused(folder, tmp_path, monkeypatch):
+def test_a_layer_of_a_signed_run_is_read_alone_and_a_changed_one_is_refused(
+    folder, hub, commands, tmp_path, monkeypatch
+):
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
     key = PublisherKey.load_or_create(tmp_path / "key.pem")
     run = tiny_run(run_id="birds")
@@ -37,33 +35,30 @@ def test_a_layer_of_a_signed_run_is_read_alone_and_a_changed_one_is_refused(fold
     (folder / "publisher_keys.json").write_text(json.dumps(dict(format_version=1, keys=[key.public])))
     files = {name: one for name, one in digest_files(folder).items() if name.endswith(".safetensors")}
     manifest = CheckpointManifest(
-        run_id="birds", generation=0, epoch=12, dataset_repository="org/codes", dataset_revision="abc",
+        run_id="birds", generation=0, epoch=12, dataset_repository="made/up", dataset_revision="abc",
         package_version="0.1.0", parent_commit="def", parent_epoch=9, parent_manifest="0" * 64, contributors={},
         files=files,
     )  # fmt: skip
     (folder / "checkpoint_manifest.json").write_text(manifest.signed(key), encoding="utf-8")
-    with LocalHub(tmp_path / "hub") as hub:
-        api = HfApi(endpoint=hub.endpoint, token=hub.create_user("alice"))
-        api.create_repo("alice/run")
+    api, name = HfApi(endpoint=hub.endpoint, token=hub.alice_token), "org/read-by-layers"
+    api.create_repo(name)
 
-        def publish_and_read(**options):
-            api.upload_folder(repo_id="alice/run", folder_path=folder, **options)
-            words = [sys.executable, "-W", "ignore", str(SUPPORT / "weights_reader.py"), "alice/run", "4", "5"]
-            environment = {**os.environ, **hub.environment()}
-            done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=240, check=False)
-            assert done.returncode == 0, done.stderr
-            return json.loads(done.stdout)
+    def publish_and_read(**options):
+        api.upload_folder(repo_id=name, folder_path=folder, **options)
+        done = commands.run_program(SUPPORT / "weights_reader.py", name, "4", "5")
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
 
-        found = publish_and_read()
-        assert found["signed"] and found["revision"] == files["model.safetensors"].sha256
-        assert all("layers.4." in name or "groups.0." in name for name in found["names"]) and NAME in found["names"]
-        assert found["read"] < found["whole"] / 3
-        flip_byte_of_tensor(folder / "model.safetensors", NAME)
-        refused = publish_and_read()["error"]
-        assert f"Tensor {NAME} of alice/run" in refused and "is not what the run's publisher signed" in refused
-        (folder / "checkpoint_manifest.json").unlink()
-        refused = publish_and_read(delete_patterns="checkpoint_manifest.json")["error"]
-        assert "has no checkpoint_manifest.json, but the run has keys to sign checkpoints with" in refused
+    found = publish_and_read()
+    assert found["signed"] and found["revision"] == files["model.safetensors"].sha256
+    assert all("layers.4." in name or "groups.0." in name for name in found["names"]) and NAME in found["names"]
+    assert found["read"] < found["whole"] / 3
+    flip_byte_of_tensor(folder / "model.safetensors", NAME)
+    refused = publish_and_read()["error"]
+    assert f"Tensor {NAME} of {name}" in refused and "is not what the run's publisher signed" in refused
+    (folder / "checkpoint_manifest.json").unlink()
+    refused = publish_and_read(delete_patterns="checkpoint_manifest.json")["error"]
+    assert "has no checkpoint_manifest.json, but the run has keys to sign checkpoints with" in refused
 
 
 def test_the_revision_of_a_folder_is_the_digest_of_its_weights(folder):

@@ -47,7 +47,13 @@ def test_a_distance_is_that_from_the_codes_interval_of_probability():
     assert torch.allclose(greedy, torch.tensor([0.0, 0.0, 0.25, 0.25], dtype=torch.float64), atol=1e-7)
 
 
-@pytest.mark.parametrize("options", [{}, dict(temperature=0), dict(top_p=0.8, guidance_scale=2.0), dict(top_k=3)])
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(top_p=0.8, guidance_scale=2.0),
+        *(pytest.param(one, marks=pytest.mark.long) for one in ({}, dict(temperature=0), dict(top_k=3))),
+    ],
+)
 def test_an_exact_server_is_off_by_rounding_alone(model, options):
     sampling = a_sampling(0, **options)
     measured = excesses(model, sampling, range(NUM_AUDITED), honest(model, sampling, NUM_AUDITED), batch_size=5)
@@ -63,7 +69,9 @@ def test_an_image_prompt_is_nobodys_fault(model):
     assert float(excesses(model, sampling, range(4), codes).max()) < 1e-6
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize(
+    "precision", ["bfloat16", *(pytest.param(name, marks=pytest.mark.long) for name in ("float32", "int8"))]
+)
 def test_every_liar_is_named_and_no_honest_server(model, precision):
     rounded = dict(bfloat16=in_bfloat16, int8=in_int8).get(precision, lambda exact: exact)(model)
     audits = DrawingAudits(model, precision)

@@ -84,7 +84,8 @@ def test_a_picture_is_completed_and_guided_as_here(run, commands, tmp_path):
     assert f"dalle-collab serve {run.name} --ranking" in done.stderr
 
 
-@pytest.mark.parametrize("blow", ["SIGKILL", pytest.param("SIGSTOP", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("blow", ["SIGKILL", "SIGSTOP"])
 def test_whoever_dies_or_stops_the_pictures_are_the_same(run, commands, tmp_path, blow):
     """The first servers are slow, so that they are in the middle of their parts when the blow comes.
 
@@ -177,6 +178,7 @@ def test_a_server_that_is_asked_to_leave_finishes_what_it_has_begun(run, command
     assert "Left org/drawn-run" in server.log.read_text()
 
 
+@pytest.mark.long
 def test_no_process_stays_when_a_server_is_killed(run):
     from pipelines.tools.process_table import group_members
 
@@ -188,6 +190,7 @@ def test_no_process_stays_when_a_server_is_killed(run):
         time.sleep(0.05)
 
 
+@pytest.mark.long
 def test_a_liar_is_named_and_what_it_has_drawn_is_drawn_again(run, commands, tmp_path):
     run.serve_falsely()
     run.serve("--max-codes-per-second", 300)

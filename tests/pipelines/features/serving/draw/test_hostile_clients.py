@@ -1,4 +1,4 @@
-"""A thousand hostile messages: the server serves on, takes no more memory than it gives, and nobody's codes change."""
+"""Hundreds of hostile messages: the server serves on, takes no more memory than it gives, and nobody's codes change."""
 
 import asyncio
 import contextlib
@@ -29,7 +29,7 @@ from pipelines.features.serving.draw.requests import SERVICE, DrawRequest, Sampl
 pytestmark = [pytest.mark.slow, pytest.mark.swarm, pytest.mark.timeout(600)]
 
 RUN = ("attacked-run",)
-NUM_MESSAGES, AT_ONCE, PATIENCE = 1000, 6, 60.0
+AT_ONCE, PATIENCE = 6, 60.0
 MOST_GROWTH = 150e6
 """Bytes: what one drawing takes here is a few MB; a message that was believed could announce terabytes."""
 
@@ -116,7 +116,8 @@ async def drawn(p2p, server, sampling):
         await asyncio.sleep(0.2)
 
 
-def test_a_thousand_hostile_messages_change_nobodys_codes(run):
+@pytest.mark.parametrize("number", [200, pytest.param(1000, marks=pytest.mark.long)])
+def test_hostile_messages_change_nobodys_codes(run, number):
     server = run.serve("--memory", 0.05, "--ranking")
     ready = server.wait_for("serving")
     sampling = a_sampling(run)
@@ -125,8 +126,8 @@ def test_a_thousand_hostile_messages_change_nobodys_codes(run):
     body, tensors = DrawRequest(sampling=sampling, candidates=range(8)).message()
     draw = random.Random(0)
     asked = RankRequest(caption="a small red star", codes=expected)
-    messages = [(SERVICE, hostile_bytes(draw, body, tensors)) for _ in range(NUM_MESSAGES)]
-    messages += [(RANK_SERVICE, hostile_bytes(draw, *asked.message())) for _ in range(NUM_MESSAGES // 4)]
+    messages = [(SERVICE, hostile_bytes(draw, body, tensors)) for _ in range(number)]
+    messages += [(RANK_SERVICE, hostile_bytes(draw, *asked.message())) for _ in range(number // 4)]
     draw.shuffle(messages)
 
     async def attack(p2p):

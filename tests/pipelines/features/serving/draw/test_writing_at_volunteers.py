@@ -37,6 +37,7 @@ def tokens_of(text):
     return [{one["candidate"]: one["tokens"] for one in line["texts"]} for line in lines]
 
 
+@pytest.mark.long
 def test_two_servers_write_what_one_machine_writes(run, commands, tmp_path):
     for _ in range(2):
         run.serve()

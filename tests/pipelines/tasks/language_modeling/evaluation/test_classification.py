@@ -48,7 +48,7 @@ TEXTS = {
 }
 
 
-@pytest.fixture(scope="module", params=["masked", "causal"])
+@pytest.fixture(scope="module", params=["masked", pytest.param("causal", marks=pytest.mark.long)])
 def parts(request):
     sizes = BERT if request.param == "masked" else LLAMA
     model, tokenizer = trained_model(sizes)

@@ -29,6 +29,12 @@ SIZES = {
     "made for inference": {"optimize_for_inference": True},
 }
 
+SHORT = ("tiny", "more channels of attention than the width", "a pattern of three", "a text longer than the image")
+each_size = pytest.mark.parametrize(
+    "changes",
+    [pytest.param(one, id=name, marks=() if name in SHORT else pytest.mark.long) for name, one in SIZES.items()],
+)
+
 
 def convert(state_dict, **settings):
     """Return our model for a state dict of the tiny ancestor, or of one that differs by the settings."""
@@ -75,7 +81,7 @@ def assert_equal_logits(ours, theirs):
 
 
 @pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
-@pytest.mark.parametrize("changes", SIZES.values(), ids=SIZES)
+@each_size
 def test_logits_and_loss_equal_those_of_dalle_pytorch(ancestor, changes, training):
     theirs = ancestor(**changes).train(training)
     ours = convert(theirs.state_dict(), **changes).train(training)
@@ -85,7 +91,7 @@ def test_logits_and_loss_equal_those_of_dalle_pytorch(ancestor, changes, trainin
     assert output.loss.item() == pytest.approx(theirs(text.clone(), codes, return_loss=True).item(), abs=1e-5)
 
 
-@pytest.mark.parametrize("changes", SIZES.values(), ids=SIZES)
+@each_size
 def test_greedy_generation_takes_the_codes_of_dalle_pytorch(ancestor, changes):
     theirs = ancestor(**changes)
     ours = convert(theirs.state_dict(), **changes)

@@ -94,7 +94,7 @@ def test_progress_never_goes_back_and_ends_with_every_sample(tars, codec, tmp_pa
     assert heard[-1].bytes_read == heard[-1].num_bytes == sum(path.stat().st_size for path in tars.iterdir())
 
 
-@pytest.mark.parametrize("num_samples", [1, 16, 21, 49])
+@pytest.mark.parametrize("num_samples", [16, 21, *(pytest.param(number, marks=pytest.mark.long) for number in (1, 49))])
 def test_a_stopped_run_continues_to_the_same_bytes(tars, codec, tmp_path, num_samples):
     prepare(tars, codec, tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):

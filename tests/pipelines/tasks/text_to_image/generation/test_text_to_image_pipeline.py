@@ -139,6 +139,7 @@ def test_where_only_torch_transformers_and_pillow_are_installed_pictures_are_the
         assert differences.max() <= 1 and (differences > 0).float().mean() < 0.01
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_without_pillow_there_are_tensors_and_pictures_say_what_to_install(draw_elsewhere, expected_codes):
     hidden = packages_beside(["torch", "transformers"])
@@ -150,6 +151,7 @@ def test_without_pillow_there_are_tensors_and_pictures_say_what_to_install(draw_
     assert error.startswith("ImportError: Pillow is not installed: pip install pillow.") and 'output_type="pt"' in error
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_codec_of_another_fingerprint_is_refused_where_only_transformers_is_installed(draw_elsewhere, other_codec):
     error = draw_elsewhere(init={"codec": str(other_codec)})["error"]
@@ -158,6 +160,7 @@ def test_a_codec_of_another_fingerprint_is_refused_where_only_transformers_is_in
     assert f"Use the codec of {CODEC_REPOSITORY}." in error
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_saved_pipeline_is_whole_and_a_repository_without_the_codecs_code_is_explained(
     hub, draw_elsewhere, installed, tiny_codec, tmp_path, expected_codes

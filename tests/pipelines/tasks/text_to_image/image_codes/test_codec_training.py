@@ -96,6 +96,7 @@ def test_as_many_codes_become_wrong_as_asked_for_and_most_are_those_of_other_pic
     assert torch.equal(with_wrong_codes(codes, 0.0, 100_000, torch.Generator()), codes)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_decoder_that_has_seen_wrong_codes_mends_them():
     generator = torch.Generator().manual_seed(0)

@@ -65,7 +65,8 @@ def written_plainly(model, sampling, candidates):
     return torch.tensor(rows)
 
 
-OPTIONS = [{}, dict(top_k=8, temperature=0.7), dict(temperature=0), dict(top_p=0.5)]
+IN_LONG_TESTS = [pytest.param(one, marks=pytest.mark.long) for one in ({}, dict(top_p=0.5))]
+OPTIONS = [dict(top_k=8, temperature=0.7), dict(temperature=0), *IN_LONG_TESTS]
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
@@ -209,7 +210,7 @@ LIARS = {
 @pytest.mark.parametrize("liar", LIARS)
 def test_a_liar_is_named_and_an_honest_server_is_not(gpt2, liar):
     audits, some = DrawingAudits(gpt2), range(16)
-    for seed in range(4):
+    for seed in range(2):
         sampling = a_sampling(seed=seed)
         honest = audits.compute_again(sampling, some, drawn_here(gpt2, sampling, some))
         assert audits.judge(sampling, "honest", honest) is None

@@ -111,6 +111,7 @@ def test_two_jobs_of_which_one_is_killed_and_started_again_make_the_folder_of_on
     assert folder_digest(output) == whole
 
 
+@pytest.mark.long
 def test_two_jobs_that_end_at_the_same_time_make_the_folder_of_one(arguments, whole, tmp_path):
     jobs = [start(*arguments, "--output", tmp_path / "out", "--workers", 1, "--part", f"{index}/2") for index in (1, 2)]
     for job in jobs:
