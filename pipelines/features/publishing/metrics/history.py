@@ -23,6 +23,7 @@ from hub_tools.foreign.json_texts import parse_json, read_json
 from hub_tools.run_files import METRICS_FOLDER, OLD_METRICS_FILE
 from pipelines.features.publishing.metrics.epoch_summary import EpochSummary
 from pipelines.features.publishing.metrics.parquet_rows import read_rows, write_rows
+from pipelines.features.publishing.metrics.stalls import usual_seconds
 from pipelines.features.publishing.repository.run_bucket import RunBucket
 from pipelines.features.publishing.repository.snapshot import RunSnapshot
 
@@ -136,6 +137,7 @@ def summary_json(
         **facts,
         newest=last and {name: _rounded(value) for name, value in last.items()},
         history=summarise_history(history),
+        usual_epoch_seconds=_rounded(usual_seconds(point["epoch_seconds"] for point in history)),
         evaluations={name: [_rounded(row.get(name)) for row in thinned] for name in SUMMARY_OF_EVALUATIONS},
         leaderboard=list(leaderboard),
         num_contributors=num_contributors,
