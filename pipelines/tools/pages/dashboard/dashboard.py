@@ -325,7 +325,9 @@ def run_charts(view: HubView, shown: HistoryColumns, axis: str) -> list[Chart]:
             dots=evaluations if len(evaluations[0]) else None, dots_title="held out",
         ),
         Chart(title="Throughput", unit=f"{view.unit}/s", axis=axis, along=along, values=columns["samples_per_second"]),
-        Chart(title="Active peers", unit="", axis=axis, along=along, values=columns["num_peers"]),
+        Chart(
+            title="Active peers", unit="", axis=axis, along=along, values=columns["num_peers"], counts_things=True,
+        ),
         Chart(
             title="Smallest share averaged", unit="", axis=axis, along=along, values=columns["share_averaged"],
             write=lambda share: f"{100 * share:.4g} %",

@@ -205,13 +205,13 @@ def board_html(
             f"{number}",
             escaped(row["username"]),
             f"{row['samples']:,}",
-            f"{row['hours']:,.1f}",
+            duration(3600 * row["hours"]) if row["hours"] > 0 else "–",
             *([f"{row['candidates']:,}"] if has_served else []),
         ]
         for number, row in enumerate(rows[:MAX_BOARD_ROWS], 1)
     ]
     more = f", the first {len(shown)} shown" if len(rows) > len(shown) else ""
-    heads = ("#", "user", f"{unit} claimed", "hours", *(["pictures served, as audited"] if has_served else []))
+    heads = ("#", "user", f"{unit} claimed", "time", *(["pictures served, as audited"] if has_served else []))
     caption = f"{counted(len(rows), 'user')}, {counted(total, unit.removesuffix('s'))} ({span}){more}"
     note = f'<p class="note">{CLAIMED}{f" {OPEN_RUN}" if is_open else ""}</p>'
     return f'<div class="board">{table(heads, shown, caption=caption)}{note}</div>'
