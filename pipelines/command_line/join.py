@@ -97,6 +97,7 @@ def join(
     from pipelines.command_line.terminal.setting_options import number_or_auto
     from pipelines.command_line.terminal.training_peer import run_training_peer
     from pipelines.core.run.compute_options import ComputeOptions
+    from pipelines.core.run.finished import RunFinishedError
     from pipelines.core.swarm.network_options import NetworkOptions
 
     network = NetworkOptions(
@@ -122,7 +123,12 @@ def join(
         max_load=max_load,
         max_gpu_memory=max_gpu_memory,
     )
-    run_training_peer(repository, network, compute, events=EventFile(events, step_seconds=event_seconds))
+    event_file = EventFile(events, step_seconds=event_seconds)
+    try:
+        run_training_peer(repository, network, compute, events=event_file)
+    except RunFinishedError as error:
+        event_file.happened("over", message=str(error))
+        raise
 
 
 def _is_over_hub(repository: str) -> bool:

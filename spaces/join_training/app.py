@@ -151,6 +151,8 @@ def main() -> None:
     prepare_hub_client()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     with JoinSession() as session:
+        if run := os.environ.get("RUN", ""):
+            session.learn_condition(run)
         guarded = own_pages_only(os.environ, has_login=True)
         build_interface(session, os.environ).launch(css=PAGE_STYLE + STYLE + LAYOUT, app_kwargs=guarded)
 

@@ -65,7 +65,7 @@ def test_a_finished_run_is_not_trained_further(commands, training_material, with
     state = json.dumps(dict(run_id="lonely", epoch=5, loss=1.0, package_version="0"))
     training_material.copy_run(repository, without_address, run_state__json=state)
     line = the_line(commands.run(*command, repository, is_worker=True))
-    assert "Training run lonely is finished: it has reached its last epoch, 5." in line
+    assert "Training run lonely is over: it has reached its last epoch, 5." in line
     assert "dalle-collab generate" in line
 
 

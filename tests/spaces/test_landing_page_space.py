@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from browsing import SIZES, needs_browser, serious_findings, take_picture, watched_page
+from run_moments import MOMENTS, NOW
 
 from hub_tools.publishing.space_bundling import bundle_folder
 
@@ -78,6 +79,11 @@ def test_nothing_from_the_hub_can_become_markup(index):
     assert "script-src 'self';" in policy["content"] and "unsafe" not in policy["content"]
 
 
+def camel_case(name):
+    first, *others = name.split("_")
+    return first + "".join(map(str.capitalize, others))
+
+
 @contextlib.contextmanager
 def served(folder):
     """Serve a folder's files, as a static Space is served."""
@@ -116,9 +122,9 @@ def test_a_person_sees_a_run_of_30_000_epochs_and_500_users(hub, address, size, 
 
     with watched_page(address, size, allowed=(hub.endpoint,)) as page:
         page.on("dialog", lambda dialog: pytest.fail(f"a script of a stranger ran: {dialog.message}"))
-        page.locator("#status[data-state=training]").wait_for(timeout=30_000)
+        page.locator("#status[data-state=alive]").wait_for(timeout=30_000)
         page.locator("#data-figures").wait_for()
-        assert "Epoch 30,000 of 31,250" in page.locator("#status-text").inner_text()
+        assert "The run is at epoch 30,000 of 31,250" in page.locator("#status-text").inner_text()
         assert page.locator("#live-plots path").count() == 3
         assert page.locator("#objective-plot .plot-note").inner_text() == "1 value lies beyond this scale."
         first = page.locator("#leaderboard-rows tr").first
@@ -137,7 +143,7 @@ def test_a_person_sees_a_run_of_30_000_epochs_and_500_users(hub, address, size, 
 @needs_browser
 def test_everything_can_be_moved_with_the_keyboard(hub, address):
     with watched_page(address, allowed=(hub.endpoint,)) as page:
-        page.locator("#status[data-state=training]").wait_for(timeout=30_000)
+        page.locator("#status[data-state=alive]").wait_for(timeout=30_000)
         read = page.locator("#objective-plot output")
         newest = read.inner_text()
         assert newest.startswith("epoch 30,000 · ")
@@ -172,6 +178,7 @@ def test_its_figures_are_those_of_the_training_code(hub, address):
 
     from modeling_dalle_collab import DalleCollabConfig, DalleCollabForConditionalGeneration
     from pipelines.core.averaging.reduce.robust_aggregation import AggregationRule, aggregate
+    from pipelines.features.publishing.metrics.run_state import condition_of
 
     chance = random.Random(3)
     configs = [{}, {"hidden_size": 128, "num_hidden_layers": 6, "num_attention_heads": 4, "attention_pattern": ["row"]}]
@@ -180,7 +187,7 @@ def test_its_figures_are_those_of_the_training_code(hub, address):
         for num_hostile, reach in ((0, 0.0), (2, 3.0), (3, 5.5), (4, 40.0))
     ]
     with watched_page(address, allowed=(hub.endpoint,)) as page:
-        page.locator("#status[data-state=training]").wait_for(timeout=30_000)
+        page.locator("#status[data-state=alive]").wait_for(timeout=30_000)
         counts = page.evaluate(
             "async configs => { const m = await import('/scripts/model_sizes.js');"
             " return configs.map(c => m.numParameters(m.readSizes(c))); }",
@@ -192,6 +199,15 @@ def test_its_figures_are_those_of_the_training_code(hub, address):
             " return groups.map(group => m.aggregate(group, rule)); }",
             groups,
         )
+        facts = [facts for facts, _ in MOMENTS]
+        conditions = page.evaluate(
+            "async ([moments, now]) => { const m = await import('/scripts/run_state.js');"
+            " return moments.map(facts => m.conditionOf(facts, now)); }",
+            [[{camel_case(name): value for name, value in vars(one).items()} for one in facts], NOW],
+        )
+    for one, seen in zip(facts, conditions, strict=True):
+        expected = vars(condition_of(one, "org/robins", now=NOW))
+        assert seen == {camel_case(name): value for name, value in expected.items() if name != "command"}
     for config, count in zip(configs, counts, strict=True):
         with torch.device("meta"):
             model = DalleCollabForConditionalGeneration(DalleCollabConfig(**config))
@@ -207,12 +223,13 @@ def test_its_figures_are_those_of_the_training_code(hub, address):
 @pytest.mark.parametrize(
     ("run", "state", "words"),
     [
-        ("org/robins-fresh", "waiting", "waits for its first epoch"),
-        ("org/nobody", "problem", "has no public repository org/nobody"),
-        ("org/robins-codec", "problem", "org/robins-codec has no training_run.json. It is not a training run"),
-        ("org/robins-torn", "problem", "metrics/summary.json of org/robins-torn is not JSON"),
-        ("org/robins-absurd", "problem", "has only impossible values"),
-        ("<script>", "problem", "“<script>” is not the name of a run"),
+        ("org/robins-fresh", "not-begun", "waits for its first epoch"),
+        ("org/robins-over", "over", "The run is over: all 29,900 epochs are trained."),
+        ("org/nobody", "unreachable", "has no public repository org/nobody"),
+        ("org/robins-codec", "unreachable", "org/robins-codec has no training_run.json. It is not a training run"),
+        ("org/robins-torn", "unreachable", "metrics/summary.json of org/robins-torn is not JSON"),
+        ("org/robins-absurd", "unreachable", "has only impossible values"),
+        ("<script>", "unreachable", "“<script>” is not the name of a run"),
     ],
 )
 def test_a_run_that_is_not_well_is_explained_and_the_page_stays_up(hub, address, run, state, words, tmp_path):
@@ -220,8 +237,10 @@ def test_a_run_that_is_not_well_is_explained_and_the_page_stays_up(hub, address,
         page.locator(f"#status[data-state={state}]").wait_for(timeout=30_000)
         assert words in page.locator("#status-text").inner_text()
         assert page.get_by_role("heading", name="How it works").is_visible()
+        assert page.locator("#join").is_visible() == (state != "over")
+        assert page.locator("#next-step").inner_text() == ("Draw with it" if state == "over" else "Join the run")
         assert page.locator("main img[src=x]").count() == 0
-        if run in ("org/robins-fresh", "org/robins-absurd"):
+        if run in ("org/robins-fresh", "org/robins-absurd", "org/robins-over"):
             take_picture(page, f"landing_page_{run[11:]}", tmp_path)
             assert serious_findings(page) == []
 
@@ -236,6 +255,6 @@ def test_a_hub_that_is_away_is_said_to_be_away(tmp_path):
         served(tmp_path / "space") as address,
         watched_page(address, allowed=(hub,), expected_error=FAILED_REQUEST) as page,
     ):
-        page.locator("#status[data-state=problem]").wait_for(timeout=30_000)
+        page.locator("#status[data-state=unreachable]").wait_for(timeout=30_000)
         assert page.locator("#status-text").inner_text().startswith(f"{hub} does not answer")
         take_picture(page, "landing_page_away", tmp_path)

@@ -1,8 +1,12 @@
 """Peers and looks at a swarm, made up, for tests of the dashboard's decisions."""
 
+from pipelines.features.publishing.metrics.run_state import RunFacts, condition_of
 from pipelines.tools.pages.dashboard.swarm.swarm_snapshot import SwarmSnapshot
 
 NOW = 1_800_000_000.0
+BEGUN = condition_of(RunFacts(num_epochs=6, epoch=1), "org/run", now=NOW)
+"""Of a run that goes on at an unknown pace."""
+
 LIFETIME = 30.0
 
 

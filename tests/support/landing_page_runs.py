@@ -104,6 +104,10 @@ def publish_runs(hub: LocalHub, folder) -> None:
         "robins-fresh": {"training_run.json": RUN.to_json()},
         "robins-absurd": {"training_run.json": json.dumps(absurd), "metrics/summary.json": json.dumps(nonsense)},
         "robins-torn": {"training_run.json": RUN.to_json(), "metrics/summary.json": summary[:5000]},
+        "robins-over": {
+            "training_run.json": dataclasses.replace(RUN, num_epochs=NUM_EPOCHS - 100).to_json(),
+            "metrics/summary.json": older,
+        },
         "robins-codec": {"README.md": "a codec"},
     }
     for name, files in runs.items():

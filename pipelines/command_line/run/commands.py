@@ -153,24 +153,27 @@ def _publish(
 
 
 def show(repository: Run) -> None:
-    """Print a run's settings and the epoch of its newest checkpoint.
+    """Print what a run is doing, who may join it, its newest checkpoint, and all its settings.
 
     Example:
 
       dalle-collab run show my-org/birds
     """
     import dataclasses
+    import time
 
     from rich.table import Table
 
     from hub_tools.printing.consoles import open_console
+    from pipelines.features.publishing.metrics.history import read_condition
     from pipelines.features.publishing.repository.snapshot import RunSnapshot
 
     snapshot = RunSnapshot.read(repository)
     run, state = snapshot.run, snapshot.run_state
-    table = Table("setting", "value", title=repository)
-    for name, value in dataclasses.asdict(run).items():
-        table.add_row(name, json.dumps(value) if isinstance(value, (dict, list, tuple)) else str(value))
+    condition, console = read_condition(snapshot, now=time.time()), open_console()
+    console.print(f"{repository}: {condition.sentence}", markup=False, highlight=False, soft_wrap=True)
+    console.print(f"{condition.advice}: {condition.command}", markup=False, highlight=False, soft_wrap=True)
+    table = Table("setting", "value")
     who = "everybody: the run is OPEN" if run.is_open else f"users admitted by {run.authorization_service}"
     if run.wire == "hub":
         who = f"who may create buckets in {repository.partition('/')[0]}"
@@ -178,7 +181,9 @@ def show(repository: Run) -> None:
     if not run.is_open:
         table.add_row("who may draw with what volunteers serve", run.who_may_draw)
     table.add_row("newest checkpoint", "none yet" if state is None else f"epoch {state['epoch']}", style="bold")
-    open_console().print(table)
+    for name, value in dataclasses.asdict(run).items():
+        table.add_row(name, json.dumps(value) if isinstance(value, (dict, list, tuple)) else str(value))
+    console.print(table)
 
 
 def _read_settings(path: Path | None) -> dict[str, Any]:

@@ -7,12 +7,17 @@ class RunFinishedError(ValueError):
     """The run has reached its last epoch; there is nothing left to train."""
 
 
+def use_of_model(task: str, repository: str) -> tuple[str, str]:
+    """Return what a person does with the model of a run that is over: in words, and as a command."""
+    if task == "text-to-image":
+        return "Draw with it", f"dalle-collab generate {repository} 'a caption'"
+    return "Measure it", f"dalle-collab evaluate {repository}"
+
+
 def finished_message(run: TrainingRun, place: str) -> str:
     """Return the error that a run, which is in this repository, is over, with what to do next."""
-    place = place or "ORG/RUN"
-    draws = f"Draw pictures with: dalle-collab generate {place} 'a caption'"
+    words, command = use_of_model(run.task, place or "ORG/RUN")
     return (
-        f"Training run {run.run_id} is finished: it has reached its last epoch, {run.num_epochs}. "
-        f"{draws if run.task == 'text-to-image' else f'Measure it with: dalle-collab evaluate {place}'}; or create a "
-        "new run with: dalle-collab run create"
+        f"Training run {run.run_id} is over: it has reached its last epoch, {run.num_epochs}. {words}: {command}; or "
+        "create a new run with: dalle-collab run create"
     )

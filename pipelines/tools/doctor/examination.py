@@ -62,6 +62,9 @@ class Examination:
     fits: bool = False
     """Whether dataset, processor and model match."""
 
+    is_over: bool = False
+    """Whether the run has reached its last epoch: nobody is expected in its swarm."""
+
     caller: dict[str, Any] | None = None
     hub_clock_offset: float | None = None
 
@@ -84,6 +87,8 @@ def run_checks(
     announce("machine")
     yield from check_machine(examination)
     opened = examination.opened
+    if examination.is_over:
+        return
     if opened is not None and opened.run.wire == "hub":
         announce("own bucket")
         yield from check_rounds(opened.snapshot, opened.run, needs_of(examination).num_parameters)
@@ -167,6 +172,8 @@ def check_hub_and_run(examination: Examination) -> Iterator[CheckResult]:
         return
     examination.opened = OpenedRun(snapshot=snapshot, task=task)
     yield ok("training run", f"{run.run_id}, created with {PACKAGE} {run.package_version}")
+    result, examination.is_over = hub_checks.check_state(snapshot, examination.now())
+    yield result
     yield from check_admission(examination.repository, run, examination.caller)
 
 

@@ -16,7 +16,10 @@ from huggingface_hub.utils import get_session
 from hub_tools.endpoint import current_endpoint
 from hub_tools.one_line_errors import explain_error
 from pipelines.core.run.task import Batch
+from pipelines.features.publishing.metrics.history import read_condition
+from pipelines.features.publishing.metrics.run_state import RunState
 from pipelines.features.publishing.publishable_task import PublishableTask
+from pipelines.features.publishing.repository.snapshot import RunSnapshot
 from pipelines.tools.doctor.check_result import CheckResult, fail, ok, warn
 
 Value = TypeVar("Value")
@@ -93,6 +96,20 @@ def check_token() -> tuple[CheckResult, dict[str, Any] | None]:
     except USER_ERRORS as error:
         return failure(name, error, "a token that the Hub knows"), None
     return ok(name, f"you are {caller['name']}"), caller
+
+
+def check_state(snapshot: RunSnapshot, now: float) -> tuple[CheckResult, bool]:
+    """Say what the run is doing, by what it has published; also return whether it is over."""
+    name = "state of the run"
+    try:
+        condition = retried(lambda: read_condition(snapshot, now=now))
+    except USER_ERRORS as error:
+        return failure(name, error), False
+    seen, cure = condition.sentence.removesuffix("."), f"{condition.advice}: {condition.command}"
+    is_over = condition.state is RunState.OVER
+    if is_over or condition.state is RunState.STALLED:
+        return warn(name, seen, "a run that goes on", cure), is_over
+    return ok(name, seen), False
 
 
 def check_dataset(task: PublishableTask) -> CheckResult:

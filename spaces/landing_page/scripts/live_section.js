@@ -2,9 +2,9 @@
 
 import { byId, element } from "./elements.js";
 import { LinePlot, plotParts } from "./line_plot.js";
-import { asAgo, asCount, asDate, asDuration, asFigure, asShort } from "./numbers.js";
+import { asCount, asDate, asDuration, asFigure, asShort } from "./numbers.js";
+import { conditionOf, usualSeconds } from "./run_state.js";
 
-const QUIET_SECONDS = 1800;
 const plots = {};
 
 /** Make the two empty plots. */
@@ -23,42 +23,35 @@ export function prepareLiveSection() {
 }
 
 /** Show a summary of a run's metrics. */
-export function showLiveSection(run, summary) {
+export function showLiveSection(run, summary, condition) {
   const points = (rows, column) => rows.map((row) => ({ x: row.epoch, y: row[column], time: row.time }));
   plots.objective.show([
     { name: "training", points: points(summary.history, "loss"), look: "line" },
     { name: "held out", points: points(summary.evaluations, "loss"), look: "dots" },
   ]);
   plots.participants.show([{ name: "peers", points: points(summary.history, "num_peers"), look: "line" }]);
-  byId("live-figures").replaceChildren(...figures(run, summary));
+  byId("live-figures").replaceChildren(...figures(run, summary, condition));
   byId("live-plots").hidden = summary.history.length === 0;
   byId("live").setAttribute("aria-busy", "false");
 }
 
-/** Return `{state, text}` of a run: "training", "quiet", "done", "waiting" or "problem". */
-export function statusOf(run, summary, now) {
-  const { newest } = summary;
-  if (summary.isNonsense) return { state: "problem", text: "The run’s metrics/summary.json has only impossible values." };
-  if (!newest) return { state: "waiting", text: "The run has been created and waits for its first epoch." };
-  const goal = run.numEpochs ? ` of ${asCount(run.numEpochs)}` : "";
-  const place = `Epoch ${asCount(newest.epoch)}${goal}`;
-  if (run.numEpochs && newest.epoch >= run.numEpochs) return { state: "done", text: `${place}: the run is complete.` };
-  const patience = Math.max(QUIET_SECONDS, 5 * (newest.epoch_seconds ?? 0));
-  if (now - newest.time > patience) return { state: "quiet", text: `${place}. Last update ${asAgo(newest.time, now)}.` };
-  return { state: "training", text: `${place} · ${asPeers(newest.num_peers)} training · ${asAgo(newest.time, now)}` };
+/** Return a run's condition, see run_state.js, from its settings and its published metrics. */
+export function publishedCondition(run, { newest, history, usualEpochSeconds }, now) {
+  const usual = usualEpochSeconds ?? usualSeconds(history.map((point) => point.epoch_seconds));
+  const [epoch, endedAt] = [newest?.epoch ?? 0, newest?.time ?? null];
+  return conditionOf({ numEpochs: run.numEpochs ?? 0, epoch, endedAt, usualSeconds: usual, numPeers: null }, now);
 }
 
-function figures(run, { newest, numContributors }) {
+function figures(run, { newest, numContributors }, condition) {
   if (!newest) return [];
-  const left = run.numEpochs ? Math.max(0, run.numEpochs - newest.epoch) : 0;
-  const isOver = run.numEpochs > 0 && left === 0;
-  const end = left && newest.epoch_seconds ? `, about ${asDuration(left * newest.epoch_seconds)} to go` : "";
+  const isNow = condition.state === "alive";
+  const end = condition.secondsLeft ? `, about ${asDuration(condition.secondsLeft)} to go` : "";
   const share = run.numEpochs ? `${asFigure(Math.min(100, (100 * newest.epoch) / run.numEpochs))}\u00a0% of the schedule` : "so far";
   return [
     figure(asCount(newest.epoch), "epochs", `${share}${end}`),
     figure(asFigure(newest.loss), "training loss", "mean over all peers"),
-    figure(asCount(newest.num_peers), isOver ? "peers at the end" : "peers now", `${asCount(numContributors)} contributors in all`),
-    figure(asShort(newest.samples_per_second), "samples per second", "of all peers together"),
+    figure(asCount(newest.num_peers), isNow ? "peers" : "peers in the last epoch", `${asCount(numContributors)} contributors in all`),
+    figure(asShort(newest.samples_per_second), "samples per second", isNow ? "of all peers together" : "in the last epoch"),
   ];
 }
 

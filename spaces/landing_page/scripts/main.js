@@ -6,9 +6,9 @@ import { byId, outwardLink } from "./elements.js";
 import { drawHeroPicture } from "./hero_picture.js";
 import { fetchJson, fetchText } from "./hub_files.js";
 import { prepareLeaderboard, showLeaderboard } from "./leaderboard.js";
-import { prepareLiveSection, showLiveSection, statusOf } from "./live_section.js";
+import { prepareLiveSection, publishedCondition, showLiveSection } from "./live_section.js";
 import { prepareMemoryAndData, showData, showMemory } from "./memory_and_data.js";
-import { asCount, asFigure } from "./numbers.js";
+import { asCount, asDate, asFigure } from "./numbers.js";
 import { prepareOutlierPlot, showOutlierPlot } from "./outlier_plot.js";
 import { isRepository, readSettings } from "./page_settings.js";
 import { prepareReel, showReel } from "./progress_reel.js";
@@ -30,7 +30,7 @@ async function start() {
   const settings = await readSettings(location.search);
   showSettings(settings);
   if (settings.problem) {
-    showStatus("problem", settings.problem);
+    showStatus("unreachable", settings.problem);
     return;
   }
   await follow(settings);
@@ -52,14 +52,14 @@ async function showRun({ hub, run }) {
   ]);
   if (!trainingRun.value) {
     const isNoRun = trainingRun.problem.kind === "missing";
-    showStatus("problem", trainingRun.problem.message + (isNoRun ? " It is not a training run." : ""));
+    showStatus("unreachable", trainingRun.problem.message + (isNoRun ? " It is not a training run." : ""));
     return;
   }
   const summary = newer(committed, await summaryInBucket(hub, trainingRun.value));
   showSettingsOfRun(trainingRun.value, summary.value?.newest);
   if (summary.value) showMetrics(hub, trainingRun.value, summary.value);
   else if (summary.problem.kind === "missing") showMetrics(hub, trainingRun.value, readSummary({}));
-  else showStatus("problem", summary.problem.message);
+  else showStatus("unreachable", summary.problem.message);
   await Promise.all([showReelOf(hub, run, trainingRun.value), showDataOf(hub, trainingRun.value, summary.value?.newest)]);
 }
 
@@ -96,9 +96,11 @@ async function attempt(request, read) {
 }
 
 function showMetrics(hub, run, summary) {
-  const { state, text } = statusOf(run, summary, Date.now() / 1000);
-  showStatus(state, text);
-  showLiveSection(run, summary);
+  const condition = publishedCondition(run, summary, Date.now() / 1000);
+  if (summary.isNonsense) showStatus("unreachable", "The run’s metrics/summary.json has only impossible values.");
+  else showStatus(condition.state, `${condition.sentence}${summary.newest ? ` Last news: ${asDate(summary.newest.time)}.` : ""}`);
+  showNextStep(condition);
+  showLiveSection(run, summary, condition);
   showLeaderboard(hub, summary.leaderboard);
   const last = summary.evaluations.at(-1);
   byId("result-evaluation").textContent = last
@@ -118,11 +120,22 @@ function showSettingsOfRun(run, newest) {
 }
 
 function showStatus(state, text) {
-  byId("status").dataset.state = state;
+  byId("status").dataset.state = state.replaceAll(" ", "-");
   byId("status-text").textContent = text;
   // Read out by screen readers, so not said again every minute.
-  const spoken = ["waiting", "problem"].includes(state) ? text : "";
+  const spoken = ["not begun", "unreachable"].includes(state) ? text : "";
   if (byId("live-waiting").textContent !== spoken) byId("live-waiting").textContent = spoken;
+}
+
+/** What a person does next is the page's first button; whoever comes when all is over is not asked to join. */
+function showNextStep({ state, advice }) {
+  const isOver = state === "over";
+  const demo = document.querySelector("[data-space=text_to_image_demo] a");
+  const model = document.querySelector("[data-run-link] a");
+  byId("next-step").textContent = isOver && !demo ? "See the model" : state === "stalled" ? "Join the run" : advice;
+  byId("next-step").href = isOver ? (demo ?? model).href : "#join";
+  for (const place of document.querySelectorAll("[data-until-over]")) place.hidden = isOver;
+  byId("live-title").textContent = isOver ? "The run, from its first epoch to its last" : "The run, live";
 }
 
 function showSettings({ hub, run, spaces, sourceCode }) {

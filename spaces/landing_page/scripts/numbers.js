@@ -2,7 +2,6 @@
 
 const compact = new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 3 });
 const BYTE_UNITS = ["bytes", "kB", "MB", "GB", "TB", "PB"];
-const TIME_UNITS = [["second", 1], ["minute", 60], ["hour", 3600], ["day", 86400], ["year", 31557600]];
 
 /** Return the value if it is a finite number within the bounds, else null. */
 export function numberWithin(value, low, high) {
@@ -38,27 +37,16 @@ export function asBytes(value) {
   return `${asFigure(value / 1000 ** power)} ${BYTE_UNITS[power]}`;
 }
 
-/** 5400 -> "1.5 hours". */
+/** 5400 -> "1 h 30 min", as `duration` of hub_tools/counted.py writes it. */
 export function asDuration(seconds) {
-  const [name, size] = unitOf(seconds);
-  const count = seconds / size;
-  const text = count >= 10 ? asCount(count) : asFigure(Number(count.toPrecision(2)));
-  return `${text} ${name}${text === "1" ? "" : "s"}`;
+  if (seconds < 1) return `${asFigure(seconds)} s`;
+  if (seconds < 100) return `${Math.round(seconds)} s`;
+  const minutes = Math.round(seconds / 60);
+  if (minutes >= 48 * 60) return `${(seconds / 86400).toLocaleString("en", { minimumFractionDigits: 1, maximumFractionDigits: 1 })} days`;
+  return minutes < 60 ? `${minutes} min` : `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
 }
 
-/** Seconds since 1970 -> "3 minutes ago"; a time to come, from a clock that is ahead, is "just now". */
-export function asAgo(time, now = Date.now() / 1000) {
-  const [name, size] = unitOf(now - time);
-  const count = Math.round((now - time) / size);
-  return now - time < 10 ? "just now" : `${count} ${name}${count === 1 ? "" : "s"} ago`;
-}
-
-/** Seconds since 1970 -> "21 Nov 2026, 14:05". */
+/** Seconds since 1970 -> "2026-11-21 14:05 UTC", as the dashboard and the reports write it. */
 export function asDate(time) {
-  const options = { day: "numeric", month: "short", year: "numeric", hour: "2-digit", minute: "2-digit" };
-  return new Date(time * 1000).toLocaleString("en-GB", options);
-}
-
-function unitOf(seconds) {
-  return TIME_UNITS.findLast(([, size]) => seconds >= size) ?? TIME_UNITS[0];
+  return `${new Date(time * 1000).toISOString().slice(0, 16).replace("T", " ")} UTC`;
 }

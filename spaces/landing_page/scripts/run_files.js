@@ -71,6 +71,7 @@ export function readSummary(values) {
     newest,
     isNonsense: newest === null && Boolean(of.newest),
     leaderboard: contributors(of.leaderboard),
+    usualEpochSeconds: numberWithin(of.usual_epoch_seconds, 0, 1e9),
     numContributors: wholeWithin(of.num_contributors, 0, 1e9) ?? 0,
   };
 }

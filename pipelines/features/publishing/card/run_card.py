@@ -54,7 +54,7 @@ def run_card(run: TrainingRun, facts: CheckpointFacts, parts: CardContext) -> st
         evaluation_section(facts.figures),
         _sources(facts.sources),
         facts.contributors and f"## Who trained it\n\n{facts.contributors}",
-        f"## Join\n\n```bash\ndalle-collab join {facts.repository}\n```",
+        facts.epoch < run.num_epochs and f"## Join\n\n```bash\ndalle-collab join {facts.repository}\n```",
         _older_epochs(run, facts, parts),
         f"## Limits\n\n{parts.limits}",
         _files(),

@@ -23,6 +23,8 @@ from hub_tools.foreign.json_texts import parse_json, read_json
 from hub_tools.run_files import METRICS_FOLDER, OLD_METRICS_FILE
 from pipelines.features.publishing.metrics.epoch_summary import EpochSummary
 from pipelines.features.publishing.metrics.parquet_rows import read_rows, write_rows
+from pipelines.features.publishing.metrics.run_state import RunCondition, condition_of, published_facts
+from pipelines.features.publishing.metrics.stalls import usual_seconds
 from pipelines.features.publishing.repository.run_bucket import RunBucket
 from pipelines.features.publishing.repository.snapshot import RunSnapshot
 
@@ -136,6 +138,7 @@ def summary_json(
         **facts,
         newest=last and {name: _rounded(value) for name, value in last.items()},
         history=summarise_history(history),
+        usual_epoch_seconds=_rounded(usual_seconds(point["epoch_seconds"] for point in history)),
         evaluations={name: [_rounded(row.get(name)) for row in thinned] for name in SUMMARY_OF_EVALUATIONS},
         leaderboard=list(leaderboard),
         num_contributors=num_contributors,
@@ -187,6 +190,17 @@ def read_history(snapshot: RunSnapshot) -> list[dict[str, Any]]:
     """
     with published_metrics(snapshot) as folder:
         return read_history_files(folder) or read_old_history(snapshot)
+
+
+def read_condition(snapshot: RunSnapshot, *, now: float) -> RunCondition:
+    """Return what a run is doing, by what it has published; `now` is in seconds since 1970.
+
+    Raises:
+        ValueError: what it has published is damaged.
+    """
+    run, state = snapshot.run, snapshot.run_state
+    facts = published_facts(run, state["epoch"] if state else 0, read_history(snapshot), None)
+    return condition_of(facts, snapshot.repository, task=run.task, now=now)
 
 
 def read_old_history(snapshot: RunSnapshot) -> list[dict[str, Any]]:

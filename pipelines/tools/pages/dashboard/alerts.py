@@ -7,12 +7,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hub_tools.counted import counted
+from hub_tools.counted import counted, duration
 from pipelines.core.run.training_run import TrainingRun
+from pipelines.features.publishing.metrics.run_state import RunState
 from pipelines.features.publishing.metrics.stalls import is_stalled, usual_seconds
 from pipelines.tools.pages.dashboard.history_columns import HistoryColumns
 from pipelines.tools.pages.dashboard.peer_table import PeerState, TrackedPeer, alive, names_by_peer_id, swarm_epoch
 from pipelines.tools.pages.dashboard.swarm.swarm_snapshot import StateVerdict
+
+NUM_NEWEST = 3
+"""Epochs that have to look wrong: less mends itself."""
 
 NUM_BEFORE = 50
 """Epochs that the newest are compared with."""
@@ -39,34 +43,37 @@ class Alert:
     is_serious: bool = True
 
 
-def is_over(run: TrainingRun, history: HistoryColumns) -> bool:
-    """Return whether all epochs of a run are trained."""
-    return history.newest_epoch >= run.num_epochs
-
-
 def find_alerts(
     run: TrainingRun,
     history: HistoryColumns,
     peers: Mapping[str, TrackedPeer],
     verdict: StateVerdict | None,
     *,
+    state: RunState,
+    disagreeing_since: float | None = None,
     is_live: bool,
     num_auxiliaries: int,
     now: float,
 ) -> list[Alert]:
-    """Return all alerts, serious ones first; `is_live` says whether `peers` come from a fresh snapshot."""
-    num_alive = len(alive(peers))
-    found = [
-        loss_spike(history.columns["loss"]),
-        poor_averaging(history.columns["share_averaged"], run.min_share_averaged),
-        impossible_figures(history.num_impossible, peers),
-    ]
-    if is_live:
+    """Return all alerts, serious ones first; `is_live` says whether `peers` come from a fresh snapshot.
+
+    Of a run that is over, or where nobody is, the newest rounds say nothing of now. `disagreeing_since` is when peers
+    were first seen to hold different states, in seconds since 1970.
+    """
+    found = [impossible_figures(history.num_impossible, peers)]
+    if state in (RunState.ALIVE, RunState.STALLED):
         found += [
-            None if is_over(run, history) else stalled_epoch(history, swarm_epoch(alive(peers)), num_alive, now),
-            None if is_over(run, history) else shrinking_swarm(history.columns["num_peers"], num_alive),
-            None if is_over(run, history) or num_auxiliaries else no_auxiliary(run),
-            disagreeing_states(verdict, names_by_peer_id(peers)),
+            loss_spike(history.columns["loss"]),
+            poor_averaging(history.columns["share_averaged"], run.min_share_averaged),
+        ]
+    if is_live and state in (RunState.ALIVE, RunState.STALLED):
+        usual = usual_seconds(history.columns["epoch_seconds"].tolist())
+        lasts = disagreeing_since is not None and is_stalled(now - disagreeing_since, usual)
+        found += [
+            stalled_epoch(history, swarm_epoch(alive(peers)), len(alive(peers)), now),
+            shrinking_swarm(history.columns["num_peers"], len(alive(peers))),
+            disagreeing_states(verdict, names_by_peer_id(peers), lasts=lasts),
+            None if num_auxiliaries else no_auxiliary(run),
             left_behind(peers),
             suspected_peers(peers),
         ]
@@ -74,18 +81,19 @@ def find_alerts(
 
 
 def loss_spike(losses: Sequence[float] | np.ndarray) -> Alert | None:
-    """Alert if the newest loss is far above those before it."""
-    before, newest = losses[-NUM_BEFORE - 1 : -1], losses[-1] if len(losses) else 0.0
+    """Alert if the newest losses are all far above those before them: a single one comes down by itself."""
+    before, last = losses[-NUM_BEFORE - NUM_NEWEST : -NUM_NEWEST], losses[-NUM_NEWEST:]
     if len(before) < 5:
         return None
+    newest = min(last)
     median = statistics.median(before)
     deviation = statistics.median(abs(loss - median) for loss in before)
     if newest <= median + max(SPIKE_DEVIATIONS * deviation, SMALLEST_SPIKE * median):
         return None
     return Alert(
         kind="loss spike",
-        text=f"The loss is {newest:.4g}; the median of the {len(before)} epochs before is {median:.4g}. If it does not "
-        "come down again, roll back: dalle-collab run rollback",
+        text=f"The loss has been above {newest:.4g} for {NUM_NEWEST} epochs; the median of the {len(before)} before is "
+        f"{median:.4g}. If it does not come down again, roll back: dalle-collab run rollback",
     )
 
 
@@ -122,14 +130,16 @@ def shrinking_swarm(num_peers: Sequence[float] | np.ndarray, num_alive: int) -> 
     if usual < FEWEST_TO_SHRINK or num_alive > SHRUNK_TO * usual:
         return None
     return Alert(
-        kind="shrinking swarm", text=f"{counted(num_alive, 'peer')} training; recently there were {usual:.0f}."
+        kind="fewer peers",
+        text=f"{counted(num_alive, 'peer')} here; recently there were {usual:.0f}. The run goes on, more slowly.",
+        is_serious=False,
     )
 
 
 def poor_averaging(shares: Sequence[float] | np.ndarray, smallest: float) -> Alert | None:
     """Alert if the newest rounds averaged too little of the gradient."""
     newest = shares[-5:]
-    if not len(newest) or (typical := statistics.median(newest)) >= smallest:
+    if not len(newest) or newest[-1] >= smallest or (typical := statistics.median(newest)) >= smallest:
         return None
     return Alert(
         kind="incomplete rounds",
@@ -149,15 +159,26 @@ def impossible_figures(num_points: int, peers: Mapping[str, TrackedPeer]) -> Ale
     return Alert(kind="impossible figures", text=text, is_serious=False)
 
 
-def disagreeing_states(verdict: StateVerdict | None, names: Mapping[str, str]) -> Alert | None:
-    """Alert if peers hold a different training state from most."""
+def disagreeing_states(verdict: StateVerdict | None, names: Mapping[str, str], *, lasts: bool) -> Alert | None:
+    """Alert if peers hold a different training state from most; serious if that `lasts`."""
     if verdict is None or not verdict.outvoted:
         return None
     named = ", ".join(names.get(peer_id) or f"…{peer_id[-8:]}" for peer_id in verdict.outvoted[:MOST_NAMED])
+    more = len(verdict.outvoted) - MOST_NAMED
+    who = f"{named} and {more} more" if more > 0 else named
+    verb, have = ("holds", "has") if len(verdict.outvoted) == 1 else ("hold", "have")
+    what_next = (
+        f"It has not mended itself: {who} {have} to start again."
+        if lasts
+        else "They take the others' state by themselves, within a round or two."
+        if len(verdict.outvoted) > 1
+        else "It takes the others' state by itself, within a round or two."
+    )
     return Alert(
-        kind="disagreeing peers",
-        text=f"A state of epoch {verdict.epoch:,} other than that of the {verdict.num_votes} of "
-        f"{verdict.num_voters} that agree is held by {counted(len(verdict.outvoted), 'peer')}: {named}.",
+        kind="different states",
+        text=f"{who} {verb} another model after epoch {verdict.epoch:,} than "
+        f"{counted(verdict.num_votes, 'other peer')}. {what_next}",
+        is_serious=lasts,
     )
 
 
@@ -187,14 +208,6 @@ def suspected_peers(peers: Mapping[str, TrackedPeer]) -> Alert | None:
     names = names_by_peer_id(peers)
     named = ", ".join(f"{names.get(name) or f'…{name[-8:]}'} by {number}" for name, number in several[:MOST_NAMED])
     return Alert(kind="suspects", text=f"Peers whose contributions others clip or reject: {named}.", is_serious=False)
-
-
-def duration(seconds: float) -> str:
-    """Return a duration in a unit that fits: `45 s`, `12 min`, `3.5 h`, `2.1 days`."""
-    for size, unit in ((86_400.0, "days"), (3600.0, "h")):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.1f} {unit}"
-    return f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:.3g} s"
 
 
 def _named(peers: Sequence[TrackedPeer]) -> str:

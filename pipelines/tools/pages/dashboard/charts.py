@@ -56,6 +56,9 @@ class Chart:
     has_marks: bool = False
     """Whether each point is marked: there are few."""
 
+    counts_things: bool = False
+    """Whether the axis has whole numbers alone."""
+
     note: str = ""
     """What the values stand on."""
 
@@ -72,7 +75,7 @@ def chart_html(chart: Chart) -> str:
     curve = _curve(chart)
     across, up = _Scale(*_axis_range(chart), WIDTH), _Scale(*_value_range(chart, curve), HEIGHT)
     marks = _marks(curve, across, up) if chart.has_marks else _dots(chart, across, up)
-    levels = nice_ticks(up.low, up.high, 4)
+    levels = [level for level in nice_ticks(up.low, up.high, 4) if not chart.counts_things or level == int(level)]
     lines = "".join(f'<path class="level" d="M0 {_y(up, level)}H{WIDTH}"/>' for level in levels)
     picture = (
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" preserveAspectRatio="none" role="img" '

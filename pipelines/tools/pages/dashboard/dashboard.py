@@ -16,9 +16,11 @@ from pipelines.core.optimizers.schedule import learning_rate
 from pipelines.core.run.training_run import TrainingRun
 from pipelines.features.publishing.metrics.epoch_summary import EpochSummary, bounded_speeds
 from pipelines.features.publishing.metrics.history import append_point
+from pipelines.features.publishing.metrics.run_state import RunCondition, RunFacts, RunState, condition_of
+from pipelines.features.publishing.metrics.stalls import usual_seconds
 from pipelines.features.publishing.repository.epoch_tags import epoch_tag
 from pipelines.tools.pages.dashboard import page_parts, programs
-from pipelines.tools.pages.dashboard.alerts import Alert, find_alerts, is_over
+from pipelines.tools.pages.dashboard.alerts import Alert, find_alerts
 from pipelines.tools.pages.dashboard.charts import Chart, charts_html
 from pipelines.tools.pages.dashboard.evaluation_charts import evaluation_charts
 from pipelines.tools.pages.dashboard.history_columns import AXES, HistoryColumns
@@ -49,6 +51,8 @@ class Live:
     accused: tuple[AccusedServer, ...] = ()
     drawn: DrawnToday = dataclasses.field(default_factory=DrawnToday)
     history: HistoryColumns = dataclasses.field(default_factory=lambda: HistoryColumns.from_points([], 0.0))
+    disagreeing_since: float | None = None
+    """When peers were first seen to hold different states, in seconds since 1970; None: they agree."""
 
 
 class Dashboard:
@@ -84,7 +88,9 @@ class Dashboard:
             if is_new:
                 history = HistoryColumns.from_points(self._points, snapshot.time)
         drawn = before.drawn.after(snapshot.servers, snapshot.time)
-        self._live = Live(run.generation, peers, snapshot.servers, snapshot.accused, drawn, history)
+        disagree = snapshot.verdict is not None and bool(snapshot.verdict.outvoted)
+        since = (before.disagreeing_since or snapshot.time) if disagree else None
+        self._live = Live(run.generation, peers, snapshot.servers, snapshot.accused, drawn, history, since)
 
     def _note(self, summary: EpochSummary) -> None:
         """Add a view of an epoch; later views of it, with more peers, do not change when it ended."""
@@ -109,16 +115,15 @@ class Dashboard:
         times = self._history().columns["time"]
         return page_parts.now_html(
             [one.peer.username for one in peers], float(times[0]) if len(times) else 0.0, self.hub.view,
-            is_live=not self._swarm_problem(),
+            is_live=not self._swarm_problem() and self._condition().state is not RunState.OVER,
         )  # fmt: skip
 
     def notices(self) -> str:
         """Return problems and alerts as HTML."""
-        run, problems = self.hub.view.run, self._problems()
-        has_ended = run is not None and is_over(run, self._history())
-        if has_ended:  # the run is over: peers that have left are expected
+        state, problems = self._condition().state, self._problems()
+        if state is RunState.OVER:  # peers that have left are expected
             problems = [(source, problem) for source, problem in problems if source != "Swarm"]
-        return page_parts.notices_html(problems, self._alerts(), is_over=has_ended)
+        return page_parts.notices_html(problems, self._alerts(), state)
 
     def charts(self, axis: str = "epoch", first: float = 0.0, last: float = 100.0) -> str:
         """Return all curves between two shares of the history, in percent, as HTML."""
@@ -129,7 +134,7 @@ class Dashboard:
     def peers(self, search: str = "", page: float | None = 1) -> str:
         """Return one page of the peers that match a search as HTML, and who serves the model."""
         found = page_of(self._live.peers, search, int(_finite(page, 1.0)))
-        peers = page_parts.peers_html(found, self._seen_at(), self.hub.view.unit)
+        peers = page_parts.peers_html(found, self._seen_at(), self._condition().state, self.hub.view.unit)
         live = self._live
         shown = servers_html(live.servers, live.drawn, self.hub.view, self.settings.run)
         return peers + shown + complaints_html(live.accused, live.servers)
@@ -213,7 +218,7 @@ class Dashboard:
         return programs.prometheus_text(
             run=self.settings.run,
             sources={name: name not in problems for name in ("Hub", "Swarm")},
-            figures={name: value for name, value in figures.items() if name not in ("num_peers", "unit")},
+            figures={name: value for name, value in figures.items() if name not in ("num_peers", "unit", "condition")},
             peers=self._live.peers,
             alerts=self._alerts(),
             contributions={row["username"]: row["samples"] for row in self.leaderboard_values()},
@@ -233,11 +238,11 @@ class Dashboard:
         newest = {name: float(values[-1]) for name, values in history.columns.items()} if len(history) else {}
         speeds = bounded_speeds([one.peer.samples_per_second or 0.0 for one in peers])
         is_live = not self._swarm_problem()
-        seconds = history.columns["epoch_seconds"][-50:]
-        usual = float(np.median(seconds[seconds > 0])) if (seconds > 0).any() else None
+        condition = self._condition()
+        is_live &= condition.state in (RunState.ALIVE, RunState.STALLED)
         evaluation = view.evaluations[-1] if view.evaluations else {}
         return page_parts.Headline(
-            epoch=max(history.newest_epoch, swarm_epoch(peers)),
+            epoch=self._reached(),
             num_epochs=view.run.num_epochs if view.run else None,
             loss=newest.get("loss"),
             evaluation_loss=evaluation.get("loss"),
@@ -245,11 +250,29 @@ class Dashboard:
             evaluation_high=evaluation.get("high"),
             num_held_out=evaluation.get("num_records"),
             samples_per_second=sum(speeds) if is_live else newest.get("samples_per_second"),
-            num_peers=len(peers) if is_live else None,
-            epoch_seconds=usual,
+            num_peers=len(peers) if is_live or condition.state is RunState.NOBODY else None,
+            epoch_seconds=usual_seconds(history.columns["epoch_seconds"].tolist()) or None,
+            condition=condition,
             unit=view.unit,
             newest_pass=view.newest_pass,
         )
+
+    def _reached(self) -> int:
+        """Return the newest epoch that history, peers or checkpoints have."""
+        checkpoint = max(self.hub.view.checkpoints, default=0)
+        return max(self._history().newest_epoch, swarm_epoch(alive(self._live.peers)), checkpoint)
+
+    def _condition(self) -> RunCondition:
+        view, history, reached = self.hub.view, self._history(), self._reached()
+        facts = RunFacts(
+            num_epochs=view.run.num_epochs if view.run else None,
+            epoch=reached,
+            ended_at=float(history.columns["time"][-1]) if len(history) and history.newest_epoch == reached else None,
+            usual_seconds=usual_seconds(history.columns["epoch_seconds"].tolist()),
+            num_peers=None if self._swarm_problem() else len(alive(self._live.peers)),
+        )
+        task = view.run.task if view.run else ""
+        return condition_of(facts, self.settings.run, task=task, now=time.time())
 
     def _problems(self) -> list[tuple[str, str]]:
         problems = [("Hub", self.hub.view.problem), ("Swarm", self._swarm_problem())]
@@ -274,6 +297,8 @@ class Dashboard:
             self._live.peers,
             snapshot.verdict if snapshot else None,
             num_auxiliaries=snapshot.num_auxiliaries if snapshot else 0,
+            state=self._condition().state,
+            disagreeing_since=self._live.disagreeing_since,
             is_live=not self._swarm_problem(),
             now=time.time(),
         )
@@ -305,7 +330,9 @@ def run_charts(view: HubView, shown: HistoryColumns, axis: str) -> list[Chart]:
             dots=evaluations if len(evaluations[0]) else None, dots_title="held out",
         ),
         Chart(title="Throughput", unit=f"{view.unit}/s", axis=axis, along=along, values=columns["samples_per_second"]),
-        Chart(title="Active peers", unit="", axis=axis, along=along, values=columns["num_peers"]),
+        Chart(
+            title="Active peers", unit="", axis=axis, along=along, values=columns["num_peers"], counts_things=True,
+        ),
         Chart(
             title="Smallest share averaged", unit="", axis=axis, along=along, values=columns["share_averaged"],
             write=lambda share: f"{100 * share:.4g} %",

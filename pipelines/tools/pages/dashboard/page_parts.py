@@ -5,14 +5,15 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
-from hub_tools.counted import counted
+from hub_tools.counted import counted, duration
 from hub_tools.endpoint import current_endpoint
 from hub_tools.printing.marked_up import escaped
 from pipelines.features.ledger.coverage import NewestPass
 from pipelines.features.publishing.metrics.credit.contributions import CLAIMED
 from pipelines.features.publishing.metrics.evaluation.held_out_losses import is_few, perplexity
+from pipelines.features.publishing.metrics.run_state import RunCondition, RunState
 from pipelines.features.publishing.repository.epoch_tags import epoch_tag
-from pipelines.tools.pages.dashboard.alerts import Alert, duration
+from pipelines.tools.pages.dashboard.alerts import Alert
 from pipelines.tools.pages.dashboard.hub_reading import HubView
 from pipelines.tools.pages.dashboard.peer_table import PeerPage, PeerState, TrackedPeer
 from pipelines.tools.pages.dashboard.settings import DashboardSettings
@@ -39,6 +40,7 @@ class Headline:
     samples_per_second: float | None
     num_peers: int | None
     epoch_seconds: float | None
+    condition: RunCondition
     unit: str = "samples"
     """What the run counts; see `TrainingRun.unit`."""
 
@@ -58,7 +60,8 @@ class Headline:
         newest = self.newest_pass
         if newest is None:
             return "data", "–", ""
-        return f"of pass {newest.pass_number + 1}", "–" if newest.share is None else f"{100 * newest.share:.0f} %", ""
+        share = "–" if newest.share is None else f"{100 * newest.share:.0f} %"
+        return f"read in pass {newest.pass_number + 1} over the data", share, ""
 
     @property
     def evaluation(self) -> tuple[str, str, str]:
@@ -76,7 +79,7 @@ class Headline:
 def headline_html(settings: DashboardSettings, head: Headline) -> str:
     """Return the run's name, its progress, and its newest figures."""
     share = min(1.0, head.epoch / head.num_epochs) if head.num_epochs else 0.0
-    left = (head.num_epochs - head.epoch) * head.epoch_seconds if head.num_epochs and head.epoch_seconds else None
+    condition, is_now = head.condition, head.condition.state in (RunState.ALIVE, RunState.STALLED)
     whole = f" of {head.num_epochs:,}" if head.num_epochs else ""
     figures = [
         (f"epoch{whole}", f"{head.epoch:,}", ""),
@@ -84,8 +87,8 @@ def headline_html(settings: DashboardSettings, head: Headline) -> str:
         head.evaluation,
         *([head.data] if head.newest_pass is not None else []),
         ("peers", short_number(head.num_peers), ""),
-        (f"{head.unit} per second", short_number(head.samples_per_second), ""),
-        ("time left", duration(left) if left else "–", ""),
+        (f"{head.unit} per second{'' if is_now else ' in the last epoch'}", short_number(head.samples_per_second), ""),
+        *([] if condition.seconds_left is None else [("time left", duration(condition.seconds_left), "")]),
     ]
     tiles = "".join(
         f"<div><dt>{name}</dt><dd>{escaped(value)}{_small(more)}</dd></div>" for name, value, more in figures
@@ -94,8 +97,16 @@ def headline_html(settings: DashboardSettings, head: Headline) -> str:
         f'<div class="board"><h1>{escaped(settings.run)}</h1>'
         f'<div class="progress" role="progressbar" aria-label="epochs" aria-valuemin="0" aria-valuemax="100" '
         f'aria-valuenow="{100 * share:.1f}"><span style="width:{100 * share:.2f}%"></span></div>'
-        f'<dl class="tiles">{tiles}</dl>{_links(settings)}</div>'
+        f'<p role="status"><b>{condition.state}</b> {escaped(condition.sentence)} {_next_step(settings, condition)}</p>'
+        f'<dl class="tiles">{tiles}</dl>{_links(settings, condition)}</div>'
     )
+
+
+def _next_step(settings: DashboardSettings, condition: RunCondition) -> str:
+    """Return what a person does next: a link where there is a page for it, else a command."""
+    places = {RunState.OVER: settings.demo_space, RunState.STALLED: "", RunState.UNREACHABLE: ""}
+    place = places.get(condition.state, settings.join_space)
+    return link(place, condition.advice) if place else f"{condition.advice}: <code>{escaped(condition.command)}</code>"
 
 
 def now_html(names: Sequence[str], began: float, view: HubView, *, is_live: bool) -> str:
@@ -120,10 +131,10 @@ def _small(text: str) -> str:
     return f'<small title="interval of 95 %">{escaped(text)}</small>' if text else ""
 
 
-def _links(settings: DashboardSettings) -> str:
-    places = [("The run on the Hub", f"{current_endpoint()}/{settings.run}")]
-    places += [("Join it", settings.join_space), ("Generate with it", settings.demo_space)]
-    places.append(("What fits your machine", settings.calculator_space))
+def _links(settings: DashboardSettings, condition: RunCondition) -> str:
+    places = [("The run on the Hub", f"{current_endpoint()}/{settings.run}"), ("Draw with it", settings.demo_space)]
+    if condition.state is not RunState.OVER:
+        places += [("Join it", settings.join_space), ("What fits your machine", settings.calculator_space)]
     shown = "".join(f"<li>{link(address, name)}</li>" for name, address in places if address)
     return f'<ul class="links">{shown}</ul>'
 
@@ -133,25 +144,26 @@ def link(address: str, text: str) -> str:
     return f'<a href="{escaped(address)}" target="_blank" rel="noopener noreferrer">{escaped(text)}</a>'
 
 
-def notices_html(problems: Sequence[tuple[str, str]], alerts: Sequence[Alert], *, is_over: bool = False) -> str:
-    """Return what is wrong: sources that do not answer, by name, and alerts; and whether the run is over."""
+def notices_html(problems: Sequence[tuple[str, str]], alerts: Sequence[Alert], state: RunState) -> str:
+    """Return what is wrong: sources that do not answer, by name, and alerts. All is well only where somebody is."""
     items = [f'<li class="away"><b>{escaped(source)}</b> {escaped(text)}</li>' for source, text in problems]
     items += [
         f'<li class="{kind}"><b>{escaped(alert.kind)}</b> {escaped(alert.text)}</li>'
         for alert in alerts
         for kind in ["serious" if alert.is_serious else "mild"]
     ]
-    if is_over:
-        items.append('<li class="fine"><b>finished</b> All epochs of the run are trained.</li>')
-    elif not items:
+    if not items and state is RunState.ALIVE:
         items = ['<li class="fine"><b>all well</b> Hub and swarm answer, and nothing looks wrong.</li>']
+    if not items:
+        return ""
     return f'<div class="board"><ul class="notices" aria-label="Notices">{"".join(items)}</ul></div>'
 
 
-def peers_html(page: PeerPage, now: float, unit: str = "samples") -> str:
+def peers_html(page: PeerPage, now: float, state: RunState, unit: str = "samples") -> str:
     """Return one page of the peers as a table."""
     if not page.num_peers:
-        return '<div class="board"><p class="empty">Nobody has been seen training yet.</p></div>'
+        words = "The run is over: nobody trains it any more." if state is RunState.OVER else "Nobody trains now."
+        return f'<div class="board"><p class="empty">{words}</p></div>'
     found = (
         f"{page.num_found:,} of {counted(page.num_peers, 'peer')}"
         if page.num_found < page.num_peers
@@ -193,13 +205,13 @@ def board_html(
             f"{number}",
             escaped(row["username"]),
             f"{row['samples']:,}",
-            f"{row['hours']:,.1f}",
+            duration(3600 * row["hours"]) if row["hours"] > 0 else "–",
             *([f"{row['candidates']:,}"] if has_served else []),
         ]
         for number, row in enumerate(rows[:MAX_BOARD_ROWS], 1)
     ]
     more = f", the first {len(shown)} shown" if len(rows) > len(shown) else ""
-    heads = ("#", "user", f"{unit} claimed", "hours", *(["pictures served, as audited"] if has_served else []))
+    heads = ("#", "user", f"{unit} claimed", "time", *(["pictures served, as audited"] if has_served else []))
     caption = f"{counted(len(rows), 'user')}, {counted(total, unit.removesuffix('s'))} ({span}){more}"
     note = f'<p class="note">{CLAIMED}{f" {OPEN_RUN}" if is_open else ""}</p>'
     return f'<div class="board">{table(heads, shown, caption=caption)}{note}</div>'

@@ -14,6 +14,8 @@ import httpx2
 from hub_tools.one_line_errors import explain_error
 from hub_tools.processes.process_group import START_AGAIN_EXIT_CODE
 from pipelines.features.publishing.metrics.credit.standing import read_standing
+from pipelines.features.publishing.metrics.history import read_condition
+from pipelines.features.publishing.repository.snapshot import RunSnapshot
 from pipelines.tools.doctor.check_result import FAILED_EXIT_CODE, WARNED_EXIT_CODE
 from pipelines.tools.pages.joining import join_view
 from pipelines.tools.pages.joining.command_child import CommandChild, cause_of_end, for_people
@@ -60,6 +62,20 @@ class JoinSession:
         """Return the current view."""
         return self._view
 
+    def learn_condition(self, repository: str) -> None:
+        """Learn from the Hub, in the background, what the run is doing; nothing changes where it does not say."""
+
+        def read() -> None:
+            try:
+                condition = read_condition(RunSnapshot.read(repository), now=self._clock())
+            except USER_ERRORS as error:
+                logger.info("The state of %s cannot be read: %s", repository, explain_error(error))
+            else:
+                with self._changed:
+                    self._change(condition=condition)
+
+        threading.Thread(target=read, daemon=True, name="condition").start()
+
     def wait_for_change(self, version: int, seconds: float) -> int:
         """Return the number of the current view as soon as it is not `version`, or after `seconds`."""
         with self._changed:
@@ -98,7 +114,7 @@ class JoinSession:
                 standing=self._view.standing if same_run else None,
                 checks=self._view.checks if same_run else (),
             )
-            self._set(JoinView(repository=settings.repository, **kept))
+            self._set(JoinView(repository=settings.repository, condition=self._view.condition, **kept))
             self._start_trainer(settings, token)
 
     def pause(self) -> None:
@@ -194,7 +210,7 @@ class JoinSession:
                 self._start_trainer(settings, token)
             except OSError as error:
                 self._change(phase=join_view.FAILED, message=explain_error(error))
-        elif code == 0:
+        elif code == 0 or self._view.phase == join_view.FINISHED:
             self._change(phase=join_view.FINISHED)
         else:
             self._change(phase=join_view.FAILED, message=cause_of_end(code, self._view.lines))

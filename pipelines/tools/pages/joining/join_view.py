@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipelines.features.publishing.metrics.credit.standing import Standing
+from pipelines.features.publishing.metrics.run_state import RunCondition
 from pipelines.tools.doctor.check_result import CheckResult
 
 MOST_SPEEDS = 180
@@ -32,6 +33,9 @@ class JoinView:
     phase: str = IDLE
     message: str = ""
     """Why the phase is what it is, if that needs explaining."""
+
+    condition: RunCondition | None = None
+    """What the run is doing; None: not known."""
 
     repository: str = ""
     username: str = ""
@@ -125,5 +129,6 @@ CHANGES: Mapping[str, Callable[[JoinView, Mapping[str, Any]], dict[str, Any]]] =
         dict(samples_per_second=0.0) | _phase(view, {PAUSING: PAUSED, TRAINING: PAUSED, JOINED: PAUSED})
     ),
     resumed=lambda view, event: _phase(view, {PAUSED: TRAINING, RESUMING: TRAINING}),
+    over=lambda view, event: dict(phase=FINISHED, message=str(event["message"])),
     left=lambda view, event: dict(num_samples=int(event["num_samples"])),
 )

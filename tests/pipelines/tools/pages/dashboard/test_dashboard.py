@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from dashboard_material import NOW, look, metrics, peer_values
+from dashboard_material import BEGUN, NOW, look, metrics, peer_values
 from swarm_of_processes import tiny_run
 
 from pipelines.tools.pages.dashboard.dashboard import Dashboard, run_charts
@@ -62,7 +62,9 @@ def test_a_language_run_is_shown_in_tokens_and_perplexity(dashboard, loss, shown
     run, settings = tiny_run("text-generation"), dashboard.settings
     dashboard.take_look(seen(1, 0, 3.0), run)
     view = HubView(run=run, evaluations=[dict(epoch=1, time=NOW, loss=loss)], checkpoints={1: "c"})
-    known = dict(epoch=1, num_epochs=6, loss=3.0, samples_per_second=9.0, num_peers=1, epoch_seconds=None)
+    known = dict(
+        epoch=1, num_epochs=6, loss=3.0, samples_per_second=9.0, num_peers=1, epoch_seconds=None, condition=BEGUN
+    )
     headline = headline_html(settings, Headline(**known, evaluation_loss=loss, unit=run.unit))
     assert f"held-out perplexity</dt><dd>{shown}<" in headline and "tokens per second" in headline
     few = headline_html(settings, Headline(**known, evaluation_loss=loss, unit=run.unit, num_held_out=7))

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from dashboard_material import BEGUN
 from recorded_run import recorded_evaluations, recorded_figures, recorded_history
 from swarm_of_processes import tiny_run
 
@@ -102,7 +103,9 @@ def test_evaluations_from_before_intervals_have_a_curve_without_a_band():
 
 @pytest.mark.parametrize(("unit", "shown"), [("samples", "2.9 to 3.1"), ("tokens", "18.17 to 22.2")])
 def test_the_headline_has_the_interval_of_the_newest_evaluation(unit, shown):
-    known = dict(epoch=1, num_epochs=6, loss=3.0, samples_per_second=9.0, num_peers=1, epoch_seconds=None)
+    known = dict(
+        epoch=1, num_epochs=6, loss=3.0, samples_per_second=9.0, num_peers=1, epoch_seconds=None, condition=BEGUN
+    )
     head = Headline(**known, evaluation_loss=3.0, evaluation_low=2.9, evaluation_high=3.1, unit=unit)
     assert f">{shown}</small>" in headline_html(DashboardSettings(run="org/run"), head)
     assert math.exp(2.9) == pytest.approx(18.17, abs=0.01)

@@ -63,7 +63,7 @@ def test_an_unknown_run_and_an_empty_repository_are_explained(answers):
 def test_a_run_that_has_not_started_shows_empty_parts(answers):
     answer = answers("page alice/fresh")
     assert answer["problem"] == "" and answer["epoch"] == 0
-    for sentence in ("Nothing to show yet", "Nobody has been seen training", "Nobody has contributed", "No checkpoint"):
+    for sentence in ("Nothing to show yet", "Nobody trains now", "Nobody has contributed", "No checkpoint"):
         assert sentence in answer["html"]
 
 

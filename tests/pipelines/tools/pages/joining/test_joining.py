@@ -5,6 +5,7 @@ import math
 import pytest
 
 from pipelines.features.publishing.metrics.credit.standing import Standing, standing_in
+from pipelines.features.publishing.metrics.run_state import RunFacts, condition_of
 from pipelines.tools.doctor.check_result import fail, ok, warn
 from pipelines.tools.pages.joining.command_child import cause_of_end, for_people
 from pipelines.tools.pages.joining.join_settings import JoinSettings, hosts_from
@@ -121,6 +122,7 @@ JOINED = dict(event="joined", username="alice", epoch=2, num_epochs=10, unit="sa
         ("stopping", STEP, "stopping"),
         ("stopping", JOINED, "stopping"),
         ("failed", STEP, "failed"),
+        ("starting", dict(event="over", message="The run is over."), "finished"),
         ("training", dict(event="from a newer version"), "training"),
     ],
 )
@@ -199,6 +201,16 @@ def test_every_phase_has_words_and_texts_of_strangers_are_never_markup():
         shown = state_html(view, 3600.0) + checks_html(view) + contribution_html(view) + notice_html(EVIL)
         assert "<img" not in shown and "&lt;img" in shown
     assert set(TITLES) >= ALIVE
+
+
+def test_before_the_start_the_page_says_what_the_run_is_doing():
+    over, alive = (condition_of(RunFacts(num_epochs=6, epoch=epoch), "org/run", now=0.0) for epoch in (6, 5))
+    shown = state_html(JoinView(condition=over), 0.0)
+    assert "The run is over</h2>" in shown and "Draw with it: dalle-collab generate org/run" in shown
+    shown = state_html(JoinView(condition=alive), 0.0)
+    assert "The run is at epoch 5 of 6. Check this machine, or start right away." in shown
+    shown = state_html(view_after(dict(event="over", message="All is trained."), condition=over), 0.0)
+    assert '<h2 role="status">Finished</h2><p>All is trained.</p>' in shown
 
 
 def test_the_page_says_how_long_and_how_much():
