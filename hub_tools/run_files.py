@@ -32,6 +32,8 @@ RESULTS_FILE = f"{RESULTS_FOLDER}/dalle_collab.yaml"
 
 REEL_FOLDER = "progress_reel"
 REEL_INDEX_FILE = "index.json"
+NEWEST_PICTURE = "newest.jpg"
+"""In the reel's folder: the newest picture under a name that stays, for previews of links."""
 
 ADMISSION_LISTS_FILE = "admission.json"
 """Who may join: in the repository of lists that moderators edit."""
