@@ -32,6 +32,8 @@ RESULTS_FILE = f"{RESULTS_FOLDER}/dalle_collab.yaml"
 
 REEL_FOLDER = "progress_reel"
 REEL_INDEX_FILE = "index.json"
+NEWEST_PICTURE = "newest.jpg"
+"""In the reel's folder: the newest picture under a name that stays, for previews of links."""
 
 VOLUNTEERS_FOLDER = "volunteers"
 """Strangers who contribute to a run over the Hub. No file there is JSON: who downloads a model takes all such files."""

@@ -2,11 +2,13 @@
 
 import json
 from collections.abc import Iterable, Mapping
+from html import escape
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from ..endpoint import current_endpoint
 from ..places import is_repository_name
+from ..run_files import NEWEST_PICTURE, REEL_FOLDER
 
 SETTINGS_FILE = "settings.json"
 HUB = "hub"
@@ -15,6 +17,7 @@ HUB = "hub"
 ADDRESSES = (HUB, "source_code")
 """Settings that are web addresses."""
 
+TITLE_OF_LINKS = '<meta property="og:title"'
 REPOSITORIES = ("run",)
 """Settings that name a repository, `ORG/NAME`. All others name a Space or give its address."""
 
@@ -50,6 +53,17 @@ def write_page_settings(space: Path, settings: Mapping[str, str]) -> None:
             is_address = name in ADDRESSES or (name not in REPOSITORIES and "://" in value)
             (_check_address if is_address else check_repository)(name, value)
     path.write_text(json.dumps(values, indent=2) + "\n", "utf-8")
+    page = space / "index.html"
+    if values.get("run") and page.is_file():
+        page.write_text(
+            page.read_text("utf-8").replace(TITLE_OF_LINKS, preview_of_links(values) + TITLE_OF_LINKS), "utf-8"
+        )
+
+
+def preview_of_links(values: Mapping[str, str]) -> str:
+    """Return the tag for the run's newest picture, which is shown where a link to the page is shared."""
+    address = f"{values[HUB].rstrip('/')}/{values['run']}/resolve/main/{REEL_FOLDER}/{NEWEST_PICTURE}"
+    return f'<meta property="og:image" content="{escape(address)}">\n'
 
 
 def _check_address(name: str, value: str) -> None:

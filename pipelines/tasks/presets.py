@@ -93,6 +93,7 @@ DEMO: Mapping[str, Any] = {
     "progress_expiration_seconds": 20.0,
     "checkpoint_interval_epochs": 20,
     "evaluation_interval_epochs": 20,
+    "reel_interval_epochs": 8,
 }
 """The recipe of `dalle-collab demo run`: two peers, each on one core, learn to draw scenes of 64 codes in six minutes.
 

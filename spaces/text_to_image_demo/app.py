@@ -6,6 +6,7 @@ except ImportError:
     spaces = None
 
 import os
+import secrets
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from pipelines.tools.pages.drawing.drawing_desk import DrawingDesk, Labelled, Sh
 from pipelines.tools.pages.drawing.drawing_request import NEWEST, DrawingRequest
 from pipelines.tools.pages.drawing.page_look import CRISP, ON_DRAW, ON_END, ON_STOP, STYLE
 from pipelines.tools.pages.drawing.published_checkpoints import PublishedCheckpoints
+from pipelines.tools.pages.drawing.reel_pictures import ReelPictures
 from pipelines.tools.pages.drawing.settings import DrawingSettings
 from pipelines.tools.pages.drawing.volunteers.volunteers import Volunteers
 from pipelines.tools.pages.own_pages import own_pages_only
@@ -33,6 +35,9 @@ from pipelines.tools.pages.page_style import PAGE_STYLE
 GPU_SECONDS = 120
 SECONDS_PER_HOUR, SECONDS_PER_DAY = 3_600, 86_400
 LARGEST_UPLOAD = "20mb"
+LARGEST_NEW_SEED = 1_000_000
+"""Short enough to be told and typed."""
+
 PREVIEW_SIDE = 256
 VOLUNTEERS_DRAW = " Volunteers draw on their machines: they can read your prompt, and their names are their own words."
 NAMES = ("prompt", "candidates", "keep", "top_k", "top_p", "temperature", "seed", "guidance", "checkpoint")
@@ -62,13 +67,15 @@ def build_interface(settings: DrawingSettings) -> gr.Blocks:
         gr.Markdown(
             f"# Text to image, trained together\nDrawn by the checkpoints of {code(settings.model_repository)}.{who}"
         )
-        with gr.Row():
-            with gr.Column(scale=2, min_width=300):
-                inputs, draw_button, stop_button = _build_inputs(settings)
-                picture, rows = _build_completion()
-            with gr.Column(scale=3, min_width=300):
-                speed = gr.Markdown(desk.speed.sentence(_default_candidates(settings)))
-                message = gr.Textbox(label="Status", value="Nothing drawn yet.", interactive=False, max_lines=4)
+        with gr.Row(elem_id="desk"):
+            with gr.Column(elem_id="ask", min_width=300):
+                prompt, draw_button, stop_button = _build_prompt(settings)
+            with gr.Column(elem_id="results", min_width=300):
+                message = gr.Textbox(label="Status", value="Nothing drawn yet.", interactive=False, max_lines=8)
+                by_itself = gr.Gallery(
+                    label="What the run draws", columns=4, object_fit="contain", elem_id="by-itself", visible=False,
+                    allow_preview=False, buttons=[],
+                )  # fmt: skip
                 gallery = gr.Gallery(
                     label="Pictures", columns=4, object_fit="contain", elem_id="drawn",
                     buttons=["download", "fullscreen"],
@@ -81,11 +88,18 @@ def build_interface(settings: DrawingSettings) -> gr.Blocks:
                     max_lines=8,
                     elem_id="link",
                 )
+            with gr.Column(elem_id="more", min_width=300):
+                speed = gr.Markdown(desk.speed.sentence(_default_candidates(settings)))
+                settings_inputs, is_pinned = _build_inputs(settings)
+                picture, rows = _build_completion()
+        inputs = [prompt, *settings_inputs]
         seen = _build_seen(settings)
         last = gr.State(None)
         outputs = (gallery, message, last, link)
-        drawing = _wire_drawing(desk, inputs, (picture, rows), (draw_button, stop_button), outputs, seen)
-        _wire_opening(interface, desk, inputs, message, speed, drawing)
+        completion = (picture, rows, is_pinned)
+        drawing = _wire_drawing(desk, inputs, completion, (draw_button, stop_button), outputs, seen)
+        _wire_opening(interface, desk, inputs, (message, is_pinned), speed, drawing)
+        _wire_reel(interface, ReelPictures(settings.model_repository), prompt, by_itself, drawing)
     return interface
 
 
@@ -96,14 +110,18 @@ def on_gpu(function: Callable) -> Callable:
     return function if lend is None else lend(duration=GPU_SECONDS)(function)
 
 
-def _build_inputs(settings: DrawingSettings) -> tuple[list[gr.components.Component], gr.Button, gr.Button]:
-    most = settings.max_candidates
+def _build_prompt(settings: DrawingSettings) -> tuple[gr.Textbox, gr.Button, gr.Button]:
     prompt = gr.Textbox(label="Prompt", placeholder="What the pictures should show", lines=1, max_lines=4)
     with gr.Row():
         draw_button = gr.Button("Draw", variant="primary", min_width=120)
         stop_button = gr.Button("Stop", min_width=120, interactive=False)
     if settings.examples:
         gr.Examples([[example] for example in settings.examples], [prompt], label="Prompts to try")
+    return prompt, draw_button, stop_button
+
+
+def _build_inputs(settings: DrawingSettings) -> tuple[list[gr.components.Component], gr.Checkbox]:
+    most = settings.max_candidates
     candidates = gr.Slider(1, most, value=_default_candidates(settings), step=1, label="Candidates")
     with gr.Accordion("Checkpoint and settings", open=False):
         checkpoint = gr.Dropdown(
@@ -115,8 +133,9 @@ def _build_inputs(settings: DrawingSettings) -> tuple[list[gr.components.Compone
         top_p = gr.Slider(0.05, 1.0, value=1.0, step=0.05, label="Top-p")
         temperature = gr.Slider(0.0, 2.0, value=1.0, step=0.05, label="Temperature")
         guidance = gr.Slider(0.0, 10.0, value=1.0, step=0.25, label="Guidance (1: none)")
+        is_pinned = gr.Checkbox(False, label="Keep the seed", info="else each drawing has a new one")
         seed = gr.Number(0, label="Seed", precision=0)
-    return [prompt, candidates, keep, top_k, top_p, temperature, seed, guidance, checkpoint], draw_button, stop_button
+    return [candidates, keep, top_k, top_p, temperature, seed, guidance, checkpoint], is_pinned
 
 
 def _build_completion() -> tuple[gr.File, gr.Number]:
@@ -149,7 +168,7 @@ def _build_seen(settings: DrawingSettings) -> list[gr.components.Component]:
 def _wire_drawing(
     desk: DrawingDesk,
     inputs: list[gr.components.Component],
-    completion: tuple[gr.File, gr.Number],
+    completion: tuple[gr.File, gr.Number, gr.Checkbox],
     buttons: tuple[gr.Button, gr.Button],
     outputs: tuple[gr.Gallery, gr.Textbox, gr.State, gr.Textbox],
     seen: list[gr.components.Component],
@@ -157,8 +176,11 @@ def _wire_drawing(
     gallery, message, last, link = outputs
 
     def show(*values: Any) -> Iterator[tuple[Any, str, Shown]]:
-        *asked, checkpoint, picture, rows = values
-        for shown in desk.draw(dict(zip(NAMES, (*asked, checkpoint or NEWEST), strict=True)), picture, rows):
+        *asked, checkpoint, picture, rows, is_pinned = values
+        request = dict(zip(NAMES, (*asked, checkpoint or NEWEST), strict=True))
+        if not is_pinned:
+            request["seed"] = secrets.randbelow(LARGEST_NEW_SEED)
+        for shown in desk.draw(request, picture, rows):
             yield gr.skip() if shown.pictures is None else _files(shown.pictures), shown.message, shown
 
     def draw(
@@ -191,7 +213,7 @@ def _wire_drawing(
             picture: a picture to complete from its upper rows
             rows: how many rows of its codes are kept
         """
-        values = (prompt, candidates, keep, top_k, top_p, temperature, seed, guidance, checkpoint, picture, rows)
+        values = (prompt, candidates, keep, top_k, top_p, temperature, seed, guidance, checkpoint, picture, rows, True)
         for pictures, message, _ in show(*values):
             yield pictures, message
 
@@ -209,7 +231,9 @@ def _wire_drawing(
         **one_at_a_time,
     )
     # For programs and agents: Gradio 6.31 cannot answer agents where an output is a state.
-    gr.Button(visible=False).click(draw, [*inputs, *completion], [gallery, message], api_name="draw", **one_at_a_time)
+    gr.Button(visible=False).click(
+        draw, [*inputs, *completion[:2]], [gallery, message], api_name="draw", **one_at_a_time
+    )
     drawing.success(_show_details, [last], [link, *seen], queue=False, show_progress="hidden", api_visibility="private")
     stop_button.click(None, None, [stop_button], js=ON_STOP, cancels=[drawing])
     for ends in (drawing.then, drawing.failure):  # what fails has no `then` in the browser
@@ -221,24 +245,26 @@ def _wire_opening(
     interface: gr.Blocks,
     desk: DrawingDesk,
     inputs: list[gr.components.Component],
-    message: gr.Textbox,
+    told: tuple[gr.Textbox, gr.Checkbox],
     speed: gr.Markdown,
     drawing: gr.events.Dependency,
 ) -> None:
+    message, is_pinned = told
     candidates, guidance, checkpoint = (inputs[NAMES.index(name)] for name in ("candidates", "guidance", "checkpoint"))
 
     def open_link(request: gr.Request) -> list[Any]:
         try:
             asked = DrawingRequest.from_query(dict(request.query_params))
             if asked is None:
-                return [gr.skip()] * (len(NAMES) + 1)
+                return [gr.skip()] * (len(NAMES) + 2)
             if not asked.prompt:
                 chosen = [asked.checkpoint if name == "checkpoint" else gr.skip() for name in NAMES]
-                return [*chosen, "The link's checkpoint is selected: type a prompt."]
+                return [*chosen, "The link's checkpoint is selected: type a prompt.", gr.skip()]
             asked.options(desk.max_candidates)
         except ValueError as error:
-            return [gr.skip()] * len(NAMES) + [f"The link cannot be used. {error}"]
-        return [*(getattr(asked, name) for name in NAMES), "The link's prompt and settings are filled in: press Draw."]
+            return [gr.skip()] * len(NAMES) + [f"The link cannot be used. {error}", gr.skip()]
+        said = "The link's prompt and settings are filled in: press Draw."
+        return [*(getattr(asked, name) for name in NAMES), said, True]
 
     def list_checkpoints(shown: str) -> tuple[Any, Any]:
         choices, problem = desk.choices()
@@ -248,11 +274,33 @@ def _wire_opening(
         return desk.speed.sentence(int(candidates or 1), is_guided=(guidance or 1) != 1)
 
     quiet = dict(queue=False, show_progress="hidden", api_visibility="private")
-    interface.load(open_link, None, [*inputs, message], **quiet).then(
+    interface.load(open_link, None, [*inputs, message, is_pinned], **quiet).then(
         list_checkpoints, [message], [checkpoint, message], **quiet
     )
     for listen in (interface.load, candidates.change, guidance.change, drawing.success):
         listen(tell_speed, [candidates, guidance], [speed], **quiet)
+
+
+def _wire_reel(
+    interface: gr.Blocks,
+    reel: ReelPictures,
+    prompt: gr.Textbox,
+    by_itself: gr.Gallery,
+    drawing: gr.events.Dependency,
+) -> None:
+    def show() -> Any:
+        epoch, pictures = reel.newest()
+        label = f"What the model drew after epoch {epoch:,}: press one to take its caption"
+        return gr.update(value=_files(pictures), label=label, visible=True) if pictures else gr.skip()
+
+    def take(event: gr.SelectData) -> Any:
+        _, pictures = reel.newest()
+        return pictures[event.index][1] if 0 <= event.index < len(pictures) else gr.skip()
+
+    quiet = dict(queue=False, show_progress="hidden", api_visibility="private")
+    interface.load(show, None, [by_itself], **quiet)
+    by_itself.select(take, None, [prompt], **quiet)
+    drawing.success(lambda: gr.update(visible=False), None, [by_itself], **quiet)
 
 
 def _show_details(shown: Shown | None, request: gr.Request) -> list[Any]:

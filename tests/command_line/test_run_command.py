@@ -58,11 +58,12 @@ def test_a_dry_run_says_what_the_settings_mean_and_creates_nothing(training_mate
     arguments = training_material.create_arguments("org/only-thought-of", num_epochs=300, text_sequence_length=128)
     done = commands.run(*arguments, "--dry-run")
     assert done.returncode == 0, done.stderr
-    *_, schedule, hours, captions, saving, last = done.stdout.splitlines()
+    *_, schedule, hours, captions, saving, drawn, last = done.stdout.splitlines()
     assert schedule == "300 epochs of 32 samples are 9,600 samples: 100.0 passes over 96 records."
     assert hours.endswith("that takes 0.3 h at 10, 0.0 h at 100, 0.0 h at 1,000.")
     assert captions.startswith("Captions: half have at most ")
     assert captions.endswith(" The model reads 128 text tokens beside 16 image codes.")
+    assert drawn.startswith("The auxiliary peer draws these held-out captions every 100 epochs, for the pages: ")
     assert saving.startswith("With --set text_sequence_length=") and last == "Nothing was created."
     slow = commands.run(*arguments, "--dry-run", "--links", 0.05)
     assert slow.returncode == 0, slow.stderr

@@ -118,7 +118,7 @@ def address(hub, tmp_path_factory):
 @needs_browser
 @pytest.mark.parametrize("size", SIZES)
 def test_a_person_sees_a_run_of_30_000_epochs_and_500_users(hub, address, size, tmp_path):
-    from landing_page_runs import HOSTILE_NAME
+    from landing_page_runs import HOSTILE_NAME, PROMPTS
 
     with watched_page(address, size, allowed=(hub.endpoint,)) as page:
         page.on("dialog", lambda dialog: pytest.fail(f"a script of a stranger ran: {dialog.message}"))
@@ -128,9 +128,14 @@ def test_a_person_sees_a_run_of_30_000_epochs_and_500_users(hub, address, size, 
         assert page.locator("#live-plots path").count() == 3
         assert page.locator("#objective-plot .plot-note").inner_text() == "1 value lies beyond this scale."
         first = page.locator("#leaderboard-rows tr").first
-        assert first.locator("th").inner_text() == HOSTILE_NAME and page.locator("main img").count() == 1
+        assert first.locator("th").inner_text() == HOSTILE_NAME and page.locator("main img").count() == 2
         assert page.locator("#reel-prompts li").last.inner_text() == "<b>bold</b> & brave"
-        assert page.evaluate("document.getElementById('reel-picture').decode().then(() => true)")
+        for picture in ("reel-picture", "hero-drawn-picture"):
+            assert page.evaluate(f"document.getElementById('{picture}').decode().then(() => true)")
+        assert page.locator("#hero-drawn-prompts li").all_inner_texts() == list(PROMPTS)
+        assert page.locator("#hero-picture").is_hidden() and page.locator("#hero-drawn").is_visible()
+        preview = page.locator("meta[property='og:image']").get_attribute("content")
+        assert preview == f"{hub.endpoint}/org/robins/resolve/main/progress_reel/newest.jpg"
         page.emulate_media(reduced_motion="reduce")
         take_picture(page, "landing_page", tmp_path)
         assert serious_findings(page) == []

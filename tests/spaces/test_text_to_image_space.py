@@ -17,10 +17,12 @@ from browsing import each_size, needs_browser, serious_findings, take_picture, w
 from drawing_page import press_draw, wait_for_status
 from huggingface_hub import HfApi, constants
 from PIL import Image
+from swarm_of_processes import tiny_run
 from tiny_run_parts import tiny_model, write_tiny_run
 
 from hub_tools.local_hub import LocalHub
 from pipelines.core.run.training_run import TrainingRun
+from pipelines.features.publishing.metrics.sample_gallery import SampleGallery
 from pipelines.tasks.text_to_image.image_codes.image_code_record import (
     ImageCodeLayout,
     image_code_table,
@@ -31,6 +33,7 @@ from pipelines.tasks.text_to_image.image_codes.vqgan_codec import VQGANCodec
 SPACE = Path(__file__).parents[2] / "spaces" / "text_to_image_demo"
 HOSTILE_CAPTION = "<img src=x onerror=document.title='hacked'> a [red](javascript:alert) **star**"
 NUM_RECORDS = 24
+REEL_PROMPTS = ("a blue star", "<i>a red star</i>")
 
 pytestmark = [
     pytest.mark.slow,
@@ -85,6 +88,9 @@ def parts(api, tmp_path_factory):
 def published_run(api, parts):
     """A run with two published epochs; returns their commits."""
     commits = {}
+    drawn = Image.new("RGB", (4 * 16, 2 * 16), "red")
+    gallery = SampleGallery(tiny_run(reel_prompts=REEL_PROMPTS), parts / "run" / "progress_reel", lambda *_: drawn)
+    gallery.add(12, None, now=1.0)
     for epoch in (7, 12):
         tiny_model(300, seed=epoch).save_pretrained(parts / "run")
         (parts / "run" / "run_state.json").write_text(json.dumps({"epoch": epoch}))
@@ -153,9 +159,8 @@ def test_the_bundle_holds_all_it_needs_and_nothing_of_other_stages(bundle):
 
 def test_a_program_gets_ranked_pictures_and_the_same_ones_for_the_same_seed(client, published_run):
     pictures, message = draw(client)
-    expected = (
-        rf"The best 2 of 4 candidates, best first. Drawn by epoch 12 \(commit {published_run[12][:8]}\) in \d+ s."
-    )
+    drawn_by = rf"Drawn by epoch 12 \(commit {published_run[12][:8]}\) in \d+ s. Seed 0\."
+    expected = f"The best 2 of 4 candidates, best first. {drawn_by}"
     assert re.fullmatch(expected, message)
     scores = [float(picture["caption"].removeprefix("CLIP ")) for picture in pictures]
     assert len(scores) == 2 and scores == sorted(scores, reverse=True)
@@ -240,9 +245,17 @@ ALL_CRISP = """() => {
 @needs_browser
 @each_size
 def test_a_person_draws_shares_and_completes_pictures_in_a_browser(address, size, tmp_path):
+    from playwright.sync_api import expect
+
     with watched_page(address, size) as page:
         page.get_by_label("Status").wait_for()
+        page.get_by_text("What the model drew after epoch 12: press one to take its caption").wait_for()
+        page.locator("#by-itself button.thumbnail-lg").last.click()
+        expect(page.get_by_label("Prompt", exact=True)).to_have_value(REEL_PROMPTS[1])
         take_picture(page, "text_to_image_empty", tmp_path)
+        below = page.get_by_role("button", name="Draw", exact=True).bounding_box()
+        status = page.get_by_label("Status").bounding_box()
+        assert status["y"] < below["y"] + below["height"] + 250, "a phone shows it beside the button"
         # A tiny model is fast: what was on the page only for a moment is noted.
         page.evaluate(
             """() => new MutationObserver(() => {

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from huggingface_hub import HfFileSystem
 
 from pipelines.command_line.explaining.run_meaning import UNREADABLE, DatasetSample, explain_run
 from pipelines.command_line.explaining.slow_links import settings_for_links
@@ -15,6 +16,9 @@ from pipelines.features.publishing.publishable_task import RunRequest
 from pipelines.tasks.choice import compose_run, open_task
 from pipelines.tasks.presets import preset_settings
 from pipelines.tasks.setting_list import settings_without_effect
+from pipelines.tasks.text_to_image.model import checked_configuration
+from pipelines.tasks.text_to_image.reel_captions import held_out_reel_captions
+from pipelines.tools.doctor.run_examination import dataset_files
 
 OVER_THE_HUB = dict(synchronisation="sparse", local_steps=30, aggregation_rule="mean", outer_momentum=0.0)
 """What a run whose wire is the Hub has unless it is told otherwise."""
@@ -57,7 +61,32 @@ def compose_explained(
         with torch.device("meta"):  # nothing is allocated
             parameter_groups(run, open_task(run, repository).new_model())
     told += [*settings_without_effect(run, chosen), *explain_run(run, processor, task.num_parameters(), sample)]
+    if run.task == "text-to-image" and "reel_prompts" not in chosen:
+        run = run.replace(reel_prompts=_reel_captions(run))
+        told += reel_sentences(run)
     return run, processor, told
+
+
+def reel_sentences(run: TrainingRun) -> list[str]:
+    """Return what the auxiliary peer will draw, which is published."""
+    if not run.reel_prompts:
+        return []
+    drawn = "; ".join(run.reel_prompts)
+    return [
+        f"The auxiliary peer draws these held-out captions every {run.reel_interval_epochs:,} epochs, for the pages: "
+        f"{drawn}. Others, or none ([]): --set reel_prompts='[\"...\"]'"
+    ]
+
+
+def _reel_captions(run: TrainingRun) -> list[str]:
+    """Choose them; a dataset that cannot be read, which is said elsewhere, has none."""
+    try:
+        num_codes = checked_configuration(run.model_config).num_image_codes
+        return held_out_reel_captions(
+            dataset_files(run), HfFileSystem().open, num_codes=num_codes, share=run.held_out_share
+        )
+    except UNREADABLE:
+        return []
 
 
 def _compose(request: RunRequest, settings: Mapping[str, Any]) -> tuple[TrainingRun, Any]:

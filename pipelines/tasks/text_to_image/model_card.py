@@ -1,5 +1,8 @@
 """What the card of a text-to-image checkpoint says besides what every card says."""
 
+import re
+from collections.abc import Sequence
+
 from hub_tools.printing.marked_up import plain
 from modeling_dalle_collab import DalleCollabConfig
 from pipelines.core.run.training_run import TrainingRun
@@ -15,7 +18,7 @@ def card_parts(run: TrainingRun, config: DalleCollabConfig, facts: CheckpointFac
         summary="A text-to-image transformer trained together by volunteers, in the manner of *Training Transformers "
         "Together*. It writes image codes for a caption, which a codec turns into a picture.",
         tags=["dalle"],
-        use=_USE.format(repository=repository),
+        use=_USE.format(repository=repository, caption=_example(facts.prompts)),
         load=f'AutoModel.from_pretrained("{repository}", revision="epoch-N", trust_remote_code=True)',
         rows=[
             ("loss on held-out records", held_out_loss(evaluations[-1]) if evaluations else "not known yet"),
@@ -27,8 +30,13 @@ def card_parts(run: TrainingRun, config: DalleCollabConfig, facts: CheckpointFac
     )
 
 
+def _example(prompts: Sequence[str]) -> str:
+    """Return a caption that the run draws, if it can stand in quotes in a shell and in Python as it is."""
+    return next((prompt for prompt in prompts if re.fullmatch(r"\w[\w ,.-]{0,119}", prompt)), "a caption")
+
+
 _USE = """```bash
-dalle-collab generate {repository} "a caption" --candidates 128 --keep 4 --output grid.png
+dalle-collab generate {repository} "{caption}" --candidates 128 --keep 4 --output grid.png
 ```
 
 Or with nothing of this project, after `pip install torch transformers pillow`:
@@ -37,7 +45,7 @@ Or with nothing of this project, after `pip install torch transformers pillow`:
 from transformers import pipeline
 
 draw = pipeline("text-to-image", model="{repository}", trust_remote_code=True)
-draw("a caption", num_images_per_prompt=4, seed=1)[0].save("picture.png")
+draw("{caption}", num_images_per_prompt=4, seed=1)[0].save("picture.png")
 ```
 
 `trust_remote_code=True` runs the code in this repository: read it first, and pin the commit that you read with

@@ -1,12 +1,8 @@
 """`dalle-collab start`: from a folder of pictures to a run that others can join, with one command."""
 
-import hashlib
-import re
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
@@ -15,6 +11,7 @@ from pipelines.tasks.text_to_image.data_preparation.filtering import FilterPolic
 from pipelines.tasks.text_to_image.data_preparation.reading.reading_options import ReadingOptions
 from pipelines.tasks.text_to_image.data_preparation.sources.finding import find_sources
 from pipelines.tasks.text_to_image.data_preparation.sources.sample import CaptionImage
+from pipelines.tasks.text_to_image.reel_captions import captions_to_draw
 from pipelines.tools.demo.configured_hub import ConfiguredHub
 from pipelines.tools.demo.demo_plan import DemoPlan, split_name
 from pipelines.tools.demo.running.finished_work import digest_of
@@ -191,20 +188,6 @@ def check_captions(pictures: Path, captions: dict[str, str]) -> None:
         "are texts beside pictures (robin.txt for robin.jpg) or a table (captions.csv with file_name and caption); "
         "--caption-from name, folder or path reads them in the names of files or folders."
     )
-
-
-def captions_to_draw(captions: Sequence[str] | Any, number: int) -> list[str]:
-    """Return some of the captions, each once and always the same: those of most pictures, as a model learns them first.
-
-    They begin with as many different words as possible; otherwise they would often be of one thing. Of captions that
-    as many pictures have the choice is by their digests.
-    """
-    counted, chosen = Counter(captions), Counter[str]()
-    rank: dict[str, int] = {}
-    for text in sorted(counted, key=lambda text: (-counted[text], hashlib.sha256(text.encode()).digest())):
-        begin = next(iter(re.findall(r"\w+", text)), "").lower()
-        rank[text], chosen[begin] = chosen[begin], chosen[begin] + 1
-    return sorted(rank, key=lambda text: rank[text])[:number]
 
 
 def mean_bytes(pictures: Path, reading: ReadingOptions) -> float:

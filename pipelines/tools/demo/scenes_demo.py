@@ -20,7 +20,7 @@ NUM_SCENES, NUM_PAIRS = 200, 100
 NUM_PICTURES = 16_000
 NUM_REEL_PROMPTS = 6
 
-RUN_SETTINGS: dict[str, Any] = dict(DEMO, reel_interval_epochs=8)
+RUN_SETTINGS: dict[str, Any] = dict(DEMO)
 
 LONG_SETTINGS: dict[str, Any] = RUN_SETTINGS | dict(num_epochs=75)
 """Nearly twice as many samples, as many as the demo had without local steps."""

@@ -6,11 +6,13 @@ import { asCount, asDate } from "./numbers.js";
 
 const FOLDER = "progress_reel";
 const FRAME_MILLISECONDS = 700;
+const LARGEST_SIDE = 4096; // pixels of what may stand at the top
 
 const reel = { hub: "", run: "", pictures: [], prompts: [], timer: 0 };
 
 /** Connect the slider, the button and the picture's own events. */
 export function prepareReel() {
+  prepareHero();
   byId("reel-epoch").addEventListener("input", () => {
     stop();
     draw();
@@ -25,6 +27,17 @@ export function prepareReel() {
   });
 }
 
+/** The drawn swarm stays until a picture of the run can be shown. */
+function prepareHero() {
+  const picture = byId("hero-drawn-picture");
+  const isShown = (yes) => {
+    byId("hero-drawn").hidden = !yes;
+    byId("hero-picture").toggleAttribute("hidden", yes);
+  };
+  picture.addEventListener("load", () => isShown(Math.max(picture.naturalWidth, picture.naturalHeight) <= LARGEST_SIDE));
+  picture.addEventListener("error", () => isShown(false));
+}
+
 /** Show a reel; one without pictures stays hidden. */
 export function showReel(hub, run, { pictures, prompts }) {
   const isNew = pictures.at(-1)?.epoch !== reel.pictures.at(-1)?.epoch;
@@ -35,19 +48,26 @@ export function showReel(hub, run, { pictures, prompts }) {
   slider.max = pictures.length - 1;
   slider.value = pictures.length - 1;
   slider.disabled = byId("reel-play").disabled = pictures.length === 1;
-  byId("reel-prompts").replaceChildren(...prompts.map((prompt) => element("li", { textContent: prompt })));
+  for (const list of ["reel-prompts", "hero-drawn-prompts"]) {
+    byId(list).replaceChildren(...prompts.map((prompt) => element("li", { textContent: prompt })));
+  }
+  show(byId("hero-drawn-picture"), pictures.at(-1));
+  byId("hero-drawn-words").textContent = `Drawn by the model after epoch ${asCount(pictures.at(-1).epoch)}, a row for each caption:`;
   draw();
 }
 
 function draw() {
   const one = reel.pictures[Number(byId("reel-epoch").value)];
-  const picture = byId("reel-picture");
-  picture.src = fileAddress(reel.hub, reel.run, `${FOLDER}/${one.file}`);
-  if (one.width && one.height) Object.assign(picture, { width: one.width, height: one.height });
-  picture.alt = `What the model drew after epoch ${one.epoch} for: ${reel.prompts.join("; ")}`;
+  show(byId("reel-picture"), one);
   const label = `epoch ${asCount(one.epoch)}`;
   byId("reel-epoch-value").textContent = one.time ? `${label} · ${asDate(one.time)}` : label;
   byId("reel-epoch").setAttribute("aria-valuetext", label);
+}
+
+function show(picture, one) {
+  picture.src = fileAddress(reel.hub, reel.run, `${FOLDER}/${one.file}`);
+  if (one.width && one.height) Object.assign(picture, { width: one.width, height: one.height });
+  picture.alt = `What the model drew after epoch ${one.epoch} for: ${reel.prompts.join("; ")}`;
 }
 
 function play() {

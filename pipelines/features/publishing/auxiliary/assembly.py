@@ -27,6 +27,9 @@ from pipelines.features.publishing.metrics.trackers import Trackers
 from pipelines.features.publishing.publishable_task import PublishableTask
 from pipelines.features.publishing.repository.organiser import needed_organiser, organiser_here
 
+REST_AFTER_DRAWING = 9.0
+"""Times what a drawing took: it gets at most a tenth of the time of a machine that also closes rounds and publishes."""
+
 SECONDS_BESIDE_A_BUCKET = 3600.0
 """Between commits of metrics alone where the run's bucket has them, which dashboard and landing page read."""
 
@@ -103,6 +106,8 @@ def snapshot_tasks(
         def draw(epoch: int, model: torch.nn.Module) -> None:
             gallery.add(epoch, model, time.time())
 
-        drawing = SnapshotTask(name="Drawing the progress reel", interval=run.reel_interval_epochs, work=draw)
+        drawing = SnapshotTask(
+            name="Drawing the progress reel", interval=run.reel_interval_epochs, work=draw, rest=REST_AFTER_DRAWING
+        )
         tasks[drawing] = gallery.newest_epoch()
     return tasks

@@ -25,6 +25,9 @@ class SnapshotTask:
     work: Callable[[int, torch.nn.Module], None]
     """Gets the epoch and its own copy of the model."""
 
+    rest: float = 0.0
+    """Seconds without it for each second that it took, but at the run's end: what is for display is to cost little."""
+
 
 def is_due(epoch: int, done_epoch: int, interval: int, last_epoch: int) -> bool:
     """Tell whether a task is due at an epoch: every `interval` epochs, at the first chance, and at the run's end."""
@@ -42,6 +45,7 @@ class SnapshotWorker:
     def __init__(self, tasks: dict[SnapshotTask, int], stopping: threading.Event | None = None) -> None:
         self._done, self._stopping = dict(tasks), stopping or threading.Event()
         self._failures = 0
+        self._rests_until: dict[SnapshotTask, float] = {}
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> "SnapshotWorker":
@@ -64,7 +68,13 @@ class SnapshotWorker:
         """Return the tasks that are due at an epoch; none while one is running."""
         if self.is_busy() or self._failures >= MAX_FAILURES:
             return []
-        return [task for task, done in self._done.items() if is_due(epoch, done, task.interval, last_epoch)]
+        now = time.monotonic()
+        return [
+            task
+            for task, done in self._done.items()
+            if is_due(epoch, done, task.interval, last_epoch)
+            and (epoch >= last_epoch or now >= self._rests_until.get(task, now))
+        ]
 
     def start(self, tasks: list[SnapshotTask], epoch: int, model: torch.nn.Module) -> None:
         """Run tasks with a copy of the model, which is made before this returns."""
@@ -84,3 +94,5 @@ class SnapshotWorker:
             except Exception:  # what is only for display must not end the run
                 self._failures += 1
                 logger.exception("%s of epoch %d failed (%d of %d).", task.name, epoch, self._failures, MAX_FAILURES)
+            ended = time.monotonic()
+            self._rests_until[task] = ended + task.rest * (ended - started)

@@ -11,7 +11,7 @@ from PIL import Image
 
 from hub_tools.atomic_files import write_text_whole, written_whole
 from hub_tools.foreign.json_texts import read_json
-from hub_tools.run_files import REEL_INDEX_FILE
+from hub_tools.run_files import NEWEST_PICTURE, REEL_INDEX_FILE
 from pipelines.core.run.training_run import TrainingRun
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ DrawPictures = Callable[["torch.nn.Module", Sequence[str]], Image.Image | None]
 
 
 class SampleGallery:
-    """A folder of pictures `epoch-00000100.webp` with `index.json`."""
+    """A folder of pictures `epoch-00000100.webp` with `index.json`, and the newest one as `newest.jpg`."""
 
     def __init__(self, run: TrainingRun, folder: Path, draw: DrawPictures) -> None:
         self._run, self._folder, self._draw = run, folder, draw
@@ -36,8 +36,9 @@ class SampleGallery:
         if (picture := self._draw(model, self._run.reel_prompts)) is None:
             return None
         path = self._folder / f"epoch-{epoch:08d}.webp"
-        with written_whole(path) as temporary:
-            picture.convert("RGB").save(temporary, format="WEBP", quality=80)
+        for place, kind in ((path, "WEBP"), (self._folder / NEWEST_PICTURE, "JPEG")):
+            with written_whole(place) as temporary:
+                picture.convert("RGB").save(temporary, format=kind, quality=80)
         entries = [entry for entry in read_index(self._folder) if entry["epoch"] < epoch]
         entry = dict(epoch=epoch, file=path.name, time=now, width=picture.width, height=picture.height)
         write_index(self._folder, self._run.reel_prompts, [*entries, entry])

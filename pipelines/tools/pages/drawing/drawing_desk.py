@@ -224,6 +224,7 @@ def _finished(
         [
             f"The best {len(drawn)} of {counted(options.num_candidates, 'candidate')}, best first.",
             _source(drawing, checkpoint),
+            f"Seed {request.seed}.",
             *drawing.remarks,
         ]
     )

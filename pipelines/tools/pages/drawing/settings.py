@@ -9,8 +9,6 @@ from pipelines.core.torch_devices import torch_device
 from pipelines.features.serving.draw.requests import PRECISIONS
 from pipelines.tools.pages.drawing.volunteers.volunteers import VolunteerOptions
 
-EXAMPLES = "a large red circle on a white background|aerial view of the beach during daytime|flower dress, size M"
-
 
 @dataclass(frozen=True, kw_only=True)
 class DrawingSettings:
@@ -29,7 +27,7 @@ class DrawingSettings:
     max_queue: int = 32
     """Drawings that may wait; further visitors are told that the queue is full."""
     examples: tuple[str, ...] = ()
-    """Prompts to try."""
+    """Prompts to try, besides the captions that the run draws by itself."""
     device: str = "cpu"
     """Torch device."""
     volunteers: VolunteerOptions | None = None
@@ -41,7 +39,7 @@ class DrawingSettings:
         repository = environment.get("MODEL_REPOSITORY", "").strip()
         if not repository:
             raise ValueError("MODEL_REPOSITORY is not set. Name the run: MODEL_REPOSITORY=ORG/RUN")
-        examples, volunteers = environment.get("EXAMPLES", EXAMPLES).split("|"), _volunteers(environment, repository)
+        examples, volunteers = environment.get("EXAMPLES", "").split("|"), _volunteers(environment, repository)
         # ZeroGPU lends a GPU to what draws here; who only ranks needs none.
         device = "cpu" if volunteers and environment.get("SPACES_ZERO_GPU") else environment.get("DEVICE", "auto")
         return cls(

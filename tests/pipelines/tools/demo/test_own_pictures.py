@@ -7,13 +7,13 @@ from PIL import Image
 from rich.console import Console
 
 from pipelines.tasks.text_to_image.data_preparation.reading.reading_options import ReadingOptions
+from pipelines.tasks.text_to_image.reel_captions import captions_to_draw
 from pipelines.tools.demo.demo_plan import DemoPlan, split_name
 from pipelines.tools.demo.own_pictures import (
     FEWEST_CLIP_STEPS,
     FEWEST_PICTURES,
     MOST_CODEC_MINUTES,
     TimePlan,
-    captions_to_draw,
     read_captions,
     run_own_pictures,
 )

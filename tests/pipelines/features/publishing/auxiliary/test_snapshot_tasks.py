@@ -90,6 +90,16 @@ def test_while_a_task_runs_nothing_new_is_taken_and_it_works_on_a_copy():
     assert worker.due(10, 100) == [] and len(worker.due(20, 100)) == 1
 
 
+def test_a_task_rests_in_proportion_to_what_it_took_but_not_at_the_runs_end():
+    def slowly(epoch, model):
+        threading.Event().wait(0.05)
+
+    eager, resting = (SnapshotTask(name="Drawing", interval=1, work=slowly, rest=rest) for rest in (0.0, 1e6))
+    with SnapshotWorker({eager: 0, resting: 0}) as worker:
+        worker.start(worker.due(1, 10), 1, torch.nn.Linear(1, 1))
+    assert worker.due(2, 10) == [eager] and worker.due(10, 10) == [eager, resting]
+
+
 def test_a_task_that_fails_is_reported_and_ends_nothing(caplog):
     def work(epoch, model):
         raise RuntimeError("no picture today")
