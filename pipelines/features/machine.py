@@ -1,7 +1,6 @@
 """What this machine has: reads limits, memory and disks, without judging them."""
 
 import os
-import resource
 import shutil
 import sys
 from dataclasses import dataclass
@@ -116,6 +115,10 @@ def _control_group_memory() -> int | None:
 
 
 def _address_space() -> int | None:
+    try:
+        import resource
+    except ImportError:  # not on Windows
+        return None
     soft = resource.getrlimit(resource.RLIMIT_AS)[0]
     if soft == resource.RLIM_INFINITY:
         return None

@@ -1,7 +1,6 @@
 """All that a Hub keeps, below one folder."""
 
 import contextlib
-import fcntl
 import os
 import secrets
 from collections.abc import Iterator
@@ -48,12 +47,20 @@ class HubStorage:
 
     @contextlib.contextmanager
     def sole_server(self) -> Iterator[None]:
-        """Hold the root for one server process. Raises ValueError when another one serves it."""
+        """Hold the root for one server process, where the system has such locks: Windows does not.
+
+        Raises:
+            ValueError: another process serves it.
+        """
         with (self.root / "server.lock").open("w") as lock:
             try:
+                import fcntl
+
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 message = f"Another Hub already serves {self.root}. Stop it, or choose another folder with --root"
                 raise ValueError(message) from error
+            except ImportError:
+                pass
             self.objects.clear_incoming()
             yield

@@ -43,7 +43,7 @@ def run_training_peer(repository: str, network: NetworkOptions, compute: Compute
         if RunSnapshot.read(repository).run.wire == "hub":
             if (line := options_without_effect(repository, network)) is not None:
                 console.print(line, highlight=False, soft_wrap=True)
-            membership = stack.enter_context(_joined_over_hub(repository, compute, on_event))
+            membership = stack.enter_context(_joined_over_hub(console, repository, compute, on_event))
             reports = membership.train()
         else:
             membership = stack.enter_context(_joined(console, status, repository, network, compute, on_event))
@@ -95,13 +95,17 @@ def _joined(
 
 
 def _joined_over_hub(
-    repository: str, compute: ComputeOptions, on_event: Callable[..., None]
+    console: Console, repository: str, compute: ComputeOptions, on_event: Callable[..., None]
 ) -> contextlib.AbstractContextManager[Any]:
     """Join a run whose wire is the Hub."""
     from pipelines.joining.over_the_hub import join_over_hub
     from pipelines.tasks.choice import open_task
+    from pipelines.tools.doctor.examination import quick_checks
 
-    return join_over_hub(repository, open_task, compute=compute, on_event=on_event, takes_signals=True)
+    def check(snapshot: Any, compute: ComputeOptions) -> None:
+        report_obstacles(console, repository, quick_checks(snapshot, NetworkOptions(), compute))
+
+    return join_over_hub(repository, open_task, compute=compute, check=check, on_event=on_event, takes_signals=True)
 
 
 def _on_event(repository: str, console: Console, status: Any, events: EventFile, event: str, **values: Any) -> None:

@@ -1,6 +1,5 @@
 """The full examination of a machine for a run, check by check, and the short one that `join` starts with."""
 
-import contextlib
 import dataclasses
 import importlib.metadata
 import sys
@@ -9,39 +8,23 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from huggingface_hub import get_token
-
 from hub_tools.run_files import WEIGHTS_FILE
-from pipelines.core.admission.client import AdmissionRefusedError, AdmissionUnreachableError, seek_admission
-from pipelines.core.admission.dht_gate import authorizer_of
-from pipelines.core.admission.tokens import TokenCheck
-from pipelines.core.averaging.wire.codec import averaging_compression, check_codec
-from pipelines.core.run.admission_config import admission_config_of
 from pipelines.core.run.compute_options import ComputeOptions
 from pipelines.core.run.training_run import TrainingRun
-from pipelines.core.swarm.dialling import parse_address, port_objection
 from pipelines.core.swarm.network_options import NetworkOptions
 from pipelines.features.machine import Machine, read_machine
 from pipelines.features.publishing.publishable_task import PublishableTask
-from pipelines.features.publishing.repository.organiser import link_file
 from pipelines.features.publishing.repository.snapshot import RunSnapshot
-from pipelines.features.servers.complaints import COMPLAINTS
-from pipelines.features.servers.server_record import SERVERS
 from pipelines.tasks.choice import open_task
-from pipelines.tools.doctor import hub_checks, machine_checks, swarm_checks
+from pipelines.tools.doctor import hub_checks, machine_checks
 from pipelines.tools.doctor.admission_checks import check_admission
-from pipelines.tools.doctor.check_result import CheckResult, fail, ok, unknown
-from pipelines.tools.doctor.link_checks import check_round, remembered_link
+from pipelines.tools.doctor.check_result import CheckResult, ok, unknown
 from pipelines.tools.doctor.machine_checks import PACKAGE, PeerNeeds
 from pipelines.tools.doctor.peer_needs import checkpoint_bytes, peer_needs, server_needs
-from pipelines.tools.doctor.probing.probe import STARTUP_TIMEOUTS, probe_swarm
-from pipelines.tools.doctor.probing.probe_result import SwarmFinding
 from pipelines.tools.doctor.round_checks import check_rounds
 
 CERTAIN_FAILURES = ("platform", "version of ", "wire codec", "Hub", "shared memory")
 CURE_OF_SERVERS = "Close other programs, or serve some layers alone: --blocks auto"
-SECONDS_TO_SEEK_ADMISSION = 10.0
-"""A joining peer is more patient; the doctor should answer soon."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +63,6 @@ class Examination:
 
     caller: dict[str, Any] | None = None
     hub_clock_offset: float | None = None
-    startup_timeouts: tuple[float, ...] = STARTUP_TIMEOUTS
 
 
 def run_checks(
@@ -103,16 +85,18 @@ def run_checks(
     opened = examination.opened
     if opened is not None and opened.run.wire == "hub":
         announce("own bucket")
-        yield from check_rounds(opened.snapshot, opened.run, _needs(examination).num_parameters)
+        yield from check_rounds(opened.snapshot, opened.run, needs_of(examination).num_parameters)
         announce("dataset and data stream")
         yield from check_data(examination, opened.task)
         return
-    yield check_ports(network)
+    from pipelines.tools.doctor import swarm_examination
+
+    yield swarm_examination.check_ports(network)
     if opened is not None:
-        yield check_link(examination, opened.run)
+        yield swarm_examination.check_link(examination, opened.run)
         announce("dataset and data stream")
         yield from check_data(examination, opened.task)
-        yield from check_swarm(examination, opened.run)
+        yield from swarm_examination.check_swarm(examination, opened.run)
 
 
 def quick_checks(snapshot: RunSnapshot, network: NetworkOptions, compute: ComputeOptions) -> list[CheckResult]:
@@ -125,7 +109,12 @@ def quick_checks(snapshot: RunSnapshot, network: NetworkOptions, compute: Comput
         opened=OpenedRun(snapshot=snapshot, task=task),
     )
     hub, clock_offset = hub_checks.check_hub(examination.now)
-    return [hub, *check_machine(examination), swarm_checks.check_clock({}, clock_offset)]
+    found = [hub, *check_machine(examination)]
+    if snapshot.run.wire == "hub":  # its rounds go by the Hub's clock
+        return found
+    from pipelines.tools.doctor.swarm_checks import check_clock
+
+    return [*found, check_clock({}, clock_offset)]
 
 
 def quick_checks_of_server(snapshot: RunSnapshot, device: str, *, holds_all: bool) -> list[CheckResult]:
@@ -133,13 +122,15 @@ def quick_checks_of_server(snapshot: RunSnapshot, device: str, *, holds_all: boo
 
     `holds_all`: it downloads the weights and has them in memory; a server of some layers reads those alone.
     """
+    from pipelines.tools.doctor.swarm_checks import check_clock
+
     machine, (hub, clock_offset) = read_machine(device), hub_checks.check_hub(time.time)
     found = [
         hub,
         machine_checks.check_platform(machine),
         *check_versions(snapshot.run, machine),
         machine_checks.check_open_files(machine),
-        swarm_checks.check_clock({}, clock_offset),
+        check_clock({}, clock_offset),
     ]
     if holds_all and hub.status != "fail":
         needs = server_needs(checkpoint_bytes(snapshot, WEIGHTS_FILE), device)
@@ -184,9 +175,11 @@ def check_machine(examination: Examination) -> Iterator[CheckResult]:
         yield machine_checks.check_platform(machine)
     if (opened := examination.opened) is not None:
         yield from check_versions(opened.run, machine)
-    needs = _needs(examination)
+    needs = needs_of(examination)
     if opened is None or opened.run.wire != "hub":
         if opened is not None:
+            from pipelines.tools.doctor.swarm_examination import check_wire_codec
+
             yield check_wire_codec(opened.run)
         yield machine_checks.check_open_files(machine)
         yield machine_checks.check_shared_memory(machine, needs)
@@ -212,36 +205,6 @@ def installed_version(name: str) -> str | None:
         return None
 
 
-def check_wire_codec(run: TrainingRun) -> CheckResult:
-    """Send a vector through the run's codec, as a receiving peer would."""
-    try:
-        check_codec(averaging_compression(run))
-    except RuntimeError as error:
-        seen, _, cure = str(error).rpartition(". ")
-        return fail("wire codec", seen, "a vector that survives it", cure)
-    return ok("wire codec", f"{run.averaging_compression}: a vector survives it")
-
-
-def check_ports(network: NetworkOptions) -> CheckResult:
-    """Try to listen where the peer will."""
-    objections = {}
-    for text in network.host_addresses:
-        try:
-            objection = port_objection(parse_address(text))
-        except ValueError as error:
-            objection = str(error)
-        if objection is not None:
-            objections[text] = objection
-    return swarm_checks.check_hosts(network.host_addresses, objections)
-
-
-def check_link(examination: Examination, run: TrainingRun) -> CheckResult:
-    """Say what a round will take on this machine's link."""
-    limit = examination.network.bandwidth_limit_mbit
-    measured = remembered_link(link_file(examination.repository), limit)
-    return check_round(run, _needs(examination).num_parameters, measured, limit)
-
-
 def check_data(examination: Examination, task: PublishableTask) -> Iterator[CheckResult]:
     """Check that the dataset is there, fits the run, and that records arrive."""
     result = hub_checks.check_dataset(task)
@@ -251,58 +214,8 @@ def check_data(examination: Examination, task: PublishableTask) -> Iterator[Chec
         yield hub_checks.check_stream(task, examination.compute.micro_batch_size or 1)
 
 
-def check_swarm(examination: Examination, run: TrainingRun) -> Iterator[CheckResult]:
-    """Probe the swarm through every entry address, and have another peer call this machine."""
-    results, finding = look_at_swarm(examination, run)
-    yield from results
-    yield swarm_checks.check_daemon(finding)
-    if finding.daemon_seconds is None:
-        return
-    yield from swarm_checks.check_entries(examination.repository, finding)
-    if (result := swarm_checks.check_one_swarm(examination.repository, finding)) is not None:
-        yield result
-    yield swarm_checks.check_clock(swarm_checks.clock_sources(finding), examination.hub_clock_offset)
-    yield swarm_checks.check_reachability(finding, client_mode=examination.network.client_mode)
-
-
-def look_at_swarm(examination: Examination, run: TrainingRun) -> tuple[list[CheckResult], SwarmFinding]:
-    """Probe the swarm as the peer would, with an admission if the run requires one; a stranger sees less.
-
-    Returns the finding about the admission, none for an open run, and the result of the probe.
-    """
-    repository, name = examination.repository, "admission"
-    network, admission, results = examination.network, None, []
-    with contextlib.ExitStack() as stack:
-        try:
-            identity_file, admission = stack.enter_context(
-                seek_admission(
-                    admission_config_of(run, repository),
-                    network.identity_file,
-                    get_token(),
-                    seconds_to_try=SECONDS_TO_SEEK_ADMISSION,
-                    token_host=network.token_host,
-                )
-            )
-            network = dataclasses.replace(network, identity_file=identity_file)
-        except (AdmissionRefusedError, AdmissionUnreachableError) as error:
-            results.append(hub_checks.failure(name, error, "a token of the run's authority"))
-        if admission is not None and admission.has_authority:
-            results.append(ok(name, f"the authority admits {admission.username}", "a token of the run's authority"))
-        finding = probe_swarm(
-            run.swarm_id,
-            run.entry_addresses,
-            network,
-            startup_timeouts=examination.startup_timeouts,
-            authorizer=authorizer_of(admission),
-            check=TokenCheck(run.run_id, run.authorization_key),
-            kinds=(SERVERS, COMPLAINTS),
-            now=examination.now,
-            announce=examination.announce,
-        )
-    return results, finding
-
-
-def _needs(examination: Examination) -> PeerNeeds:
+def needs_of(examination: Examination) -> PeerNeeds:
+    """Return what a peer of the examined run needs, nothing where it is not known."""
     nothing = PeerNeeds(memory=None, shared_memory=None, gpu_memory=None, disk=None)
     if (opened := examination.opened) is None:
         return nothing

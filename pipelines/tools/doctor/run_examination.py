@@ -24,10 +24,11 @@ from pipelines.features.servers.complaints import COMPLAINTS, accused_servers
 from pipelines.features.servers.server_record import SERVERS
 from pipelines.tools.doctor import hub_checks, organiser_checks, swarm_checks
 from pipelines.tools.doctor.check_result import CheckResult, fail, ok, unknown
-from pipelines.tools.doctor.examination import Examination, check_data, check_hub_and_run, look_at_swarm
+from pipelines.tools.doctor.examination import Examination, check_data, check_hub_and_run
 from pipelines.tools.doctor.probing.probe_result import SwarmFinding
 from pipelines.tools.doctor.round_checks import check_closer
 from pipelines.tools.doctor.serving.server_checks import check_complaints, check_servers
+from pipelines.tools.doctor.swarm_examination import look_at_swarm
 
 SPLITS = ("train", "validation", "test")
 MOST_SHARDS_READ = 8

@@ -10,7 +10,8 @@ from swarm_of_processes import Swarm, tiny_run
 from pipelines.core.admission.tokens import public_text
 from pipelines.core.run.compute_options import ComputeOptions
 from pipelines.core.swarm.network_options import NetworkOptions
-from pipelines.tools.doctor.examination import Examination, check_swarm
+from pipelines.tools.doctor.examination import Examination
+from pipelines.tools.doctor.swarm_examination import check_swarm
 
 pytestmark = [pytest.mark.slow, pytest.mark.swarm]
 
