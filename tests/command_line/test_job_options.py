@@ -4,6 +4,7 @@ import pytest
 from huggingface_hub import HfApi
 
 from pipelines.command_line.jobs.job_options import without_job_options
+from pipelines.core.run.training_run import TrainingRun
 
 JOIN = ("join", "org/birds", "--on-jobs", "t4-small")
 PREPARE = (
@@ -55,13 +56,27 @@ def test_a_dry_run_shows_everything_and_submits_nothing(hub, commands, jobs):
     assert done.stdout.rstrip().endswith("Nothing was submitted.") and len(jobs()) == before
 
 
-def test_a_job_is_submitted_as_it_was_shown(hub, commands, jobs):
-    done = commands.run(*JOIN, "--max-hours", "0.5", "--job-package", "git+https://example.org/it")
+@pytest.fixture(scope="module")
+def run_over_hub(hub):
+    """Return a run whose peers take no connections at all."""
+    sparse = dict(synchronisation="sparse", local_steps=4, outer_momentum=0, aggregation_rule="mean")
+    run = TrainingRun(run_id="hub-birds", wire="hub", bucket="org/hub-birds.rounds", authorization_service="", **sparse)
+    api = HfApi(endpoint=hub.endpoint, token=hub.alice_token)
+    api.create_repo("org/hub-birds")
+    api.upload_file(repo_id="org/hub-birds", path_in_repo="training_run.json", path_or_fileobj=run.to_json().encode())
+    return "org/hub-birds"
+
+
+@pytest.mark.parametrize("wire", ["p2p", "hub"])
+def test_a_job_is_submitted_as_it_was_shown(hub, commands, jobs, run_over_hub, wire):
+    run, end = (run_over_hub, "") if wire == "hub" else (JOIN[1], " --client-mode")
+    words = "join", run, *JOIN[2:], "--max-hours", "0.5", "--job-package", "git+https://example.org/it"
+    done = commands.run(*words)
     job = jobs()[0]
     assert f"Job {job.id} is scheduling" in done.stdout and f"hf jobs cancel alice/{job.id}" in done.stdout
     assert job.command[:2] == ["bash", "-c"] and job.command[2] == shown(done)["command"]
-    assert job.command[2].endswith("join org/birds --max-hours 0.5 --max-hours 0.5 --client-mode")
-    assert job.labels == {"dalle-collab": "join", "run": "org--birds"} | {"name": job.labels["name"]}
+    assert job.command[2].endswith(f"join {run} --max-hours 0.5 --max-hours 0.5{end}")
+    assert job.labels == {"dalle-collab": "join", "run": run.replace("/", "--")} | {"name": job.labels["name"]}
     assert list(job.secrets) == ["HF_TOKEN"] and job.environment == {"HF_ENDPOINT": hub.endpoint}
 
 
