@@ -38,7 +38,7 @@ def main() -> None:
                 delattr(module, name)
     multiprocessing.get_all_start_methods = lambda: ["spawn"]
     sys.platform = "win32"
-    from pipelines.command_line.volunteer import main as run
+    from pipelines.command_line.main import main as run
 
     run()
 

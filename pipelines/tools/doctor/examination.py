@@ -11,6 +11,7 @@ from typing import Any
 from hub_tools.run_files import WEIGHTS_FILE
 from pipelines.core.run.compute_options import ComputeOptions
 from pipelines.core.run.training_run import TrainingRun
+from pipelines.core.swarm.dialling import parse_address, port_objection
 from pipelines.core.swarm.network_options import NetworkOptions
 from pipelines.features.machine import Machine, read_machine
 from pipelines.features.publishing.publishable_task import PublishableTask
@@ -89,14 +90,15 @@ def run_checks(
         announce("dataset and data stream")
         yield from check_data(examination, opened.task)
         return
+    yield check_ports(network)
+    if opened is None or sys.platform != "linux":
+        return
     from pipelines.tools.doctor import swarm_examination
 
-    yield swarm_examination.check_ports(network)
-    if opened is not None:
-        yield swarm_examination.check_link(examination, opened.run)
-        announce("dataset and data stream")
-        yield from check_data(examination, opened.task)
-        yield from swarm_examination.check_swarm(examination, opened.run)
+    yield swarm_examination.check_link(examination, opened.run)
+    announce("dataset and data stream")
+    yield from check_data(examination, opened.task)
+    yield from swarm_examination.check_swarm(examination, opened.run)
 
 
 def quick_checks(snapshot: RunSnapshot, network: NetworkOptions, compute: ComputeOptions) -> list[CheckResult]:
@@ -177,7 +179,7 @@ def check_machine(examination: Examination) -> Iterator[CheckResult]:
         yield from check_versions(opened.run, machine)
     needs = needs_of(examination)
     if opened is None or opened.run.wire != "hub":
-        if opened is not None:
+        if opened is not None and machine.platform == "linux":
             from pipelines.tools.doctor.swarm_examination import check_wire_codec
 
             yield check_wire_codec(opened.run)
@@ -203,6 +205,19 @@ def installed_version(name: str) -> str | None:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+def check_ports(network: NetworkOptions) -> CheckResult:
+    """Try to listen where the peer will."""
+    objections = {}
+    for text in network.host_addresses:
+        try:
+            objection = port_objection(parse_address(text))
+        except ValueError as error:
+            objection = str(error)
+        if objection is not None:
+            objections[text] = objection
+    return machine_checks.check_hosts(network.host_addresses, objections)
 
 
 def check_data(examination: Examination, task: PublishableTask) -> Iterator[CheckResult]:

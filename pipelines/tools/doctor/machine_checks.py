@@ -1,6 +1,6 @@
 """Is this machine sufficient for the run? Pure decisions about what `machine` has read."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
@@ -130,3 +130,18 @@ def _compare(name: str, has: int | None, needed: int | None, needs: PeerNeeds, w
     if has < needed:
         return fail(name, f"{in_units(has)} {what}", f"at least {expected}", cure)
     return ok(name, f"{in_units(has)} {what}", f"at least {expected}")
+
+
+def check_hosts(host_addresses: Iterable[str], objections: Mapping[str, str]) -> CheckResult:
+    """The ports to listen on must be free; `objections` says by address why one is not."""
+    addresses = list(host_addresses)
+    if not objections:
+        return ok("port", f"can listen on {', '.join(addresses)}")
+    seen = "; ".join(f"cannot listen on {address} ({why})" for address, why in objections.items())
+    return fail(
+        "port",
+        seen,
+        "an address of this machine and a free port",
+        "Another program, perhaps another peer, uses it, or it is not this machine's: choose one with "
+        "--host /ip4/0.0.0.0/tcp/PORT, or port 0 for any.",
+    )

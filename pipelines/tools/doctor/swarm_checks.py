@@ -197,21 +197,6 @@ def check_reachability(finding: SwarmFinding, *, client_mode: bool) -> CheckResu
     )
 
 
-def check_hosts(host_addresses: Iterable[str], objections: Mapping[str, str]) -> CheckResult:
-    """The ports to listen on must be free; `objections` says by address why one is not."""
-    addresses = list(host_addresses)
-    if not objections:
-        return ok("port", f"can listen on {', '.join(addresses)}")
-    seen = "; ".join(f"cannot listen on {address} ({why})" for address, why in objections.items())
-    return fail(
-        "port",
-        seen,
-        "an address of this machine and a free port",
-        "Another program, perhaps another peer, uses it, or it is not this machine's: choose one with "
-        "--host /ip4/0.0.0.0/tcp/PORT, or port 0 for any.",
-    )
-
-
 def _short(text: str) -> str:
     try:
         address = parse_address(text)

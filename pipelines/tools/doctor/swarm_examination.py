@@ -12,8 +12,6 @@ from pipelines.core.admission.tokens import TokenCheck
 from pipelines.core.averaging.wire.codec import averaging_compression, check_codec
 from pipelines.core.run.admission_config import admission_config_of
 from pipelines.core.run.training_run import TrainingRun
-from pipelines.core.swarm.dialling import parse_address, port_objection
-from pipelines.core.swarm.network_options import NetworkOptions
 from pipelines.features.publishing.repository.organiser import link_file
 from pipelines.features.servers.complaints import COMPLAINTS
 from pipelines.features.servers.server_record import SERVERS
@@ -36,19 +34,6 @@ def check_wire_codec(run: TrainingRun) -> CheckResult:
         seen, _, cure = str(error).rpartition(". ")
         return fail("wire codec", seen, "a vector that survives it", cure)
     return ok("wire codec", f"{run.averaging_compression}: a vector survives it")
-
-
-def check_ports(network: NetworkOptions) -> CheckResult:
-    """Try to listen where the peer will."""
-    objections = {}
-    for text in network.host_addresses:
-        try:
-            objection = port_objection(parse_address(text))
-        except ValueError as error:
-            objection = str(error)
-        if objection is not None:
-            objections[text] = objection
-    return swarm_checks.check_hosts(network.host_addresses, objections)
 
 
 def check_link(examination: Examination, run: TrainingRun) -> CheckResult:
