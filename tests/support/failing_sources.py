@@ -48,7 +48,10 @@ def swarm(repository):
     run = readers.setdefault(repository, HubReader(repository)).look().run
     with SwarmReader(repository, lambda: run, lambda look, run: None) as reader:
         deadline = time.monotonic() + 120
-        while reader.view.problem in (WAITING, "Joining the swarm as a client.") and time.monotonic() < deadline:
+        while (
+            reader.view.problem in (WAITING, "Joining the swarm as a client.", "Reading the run's rounds.")
+            and time.monotonic() < deadline
+        ):
             time.sleep(0.05)
         return dict(problem=reader.view.problem)
 

@@ -32,6 +32,9 @@ FORMAT_VERSION = 2
 MOST_ADDRESSES = 64
 ADDRESS = re.compile(r"(/[A-Za-z0-9.:_-]{1,128}){2,12}")
 
+WINDOWS_OF_THE_LIVING = 2.5
+"""A volunteer of a run over the Hub who has contributed to no round for so many windows is away."""
+
 TASKS_THAT_COUNT_TOKENS = ("fill-mask", "text-generation")
 
 
@@ -175,6 +178,13 @@ class TrainingRun(
     def samples_per_epoch(self) -> int:
         """Samples that the swarm gathers between two rounds of averaging."""
         return self.target_batch_size * self.local_steps
+
+    @property
+    def sign_of_life_seconds(self) -> float:
+        """How long a peer's newest sign of life is valid; who gives no other one in half of that is away."""
+        if self.wire == "hub":
+            return 2 * WINDOWS_OF_THE_LIVING * self.window_seconds
+        return self.progress_expiration_seconds
 
     def check_has_swarm(self, repository: str, instead: str) -> None:
         """Raise ValueError, with what to do `instead`, if peers meet in no swarm: the run's wire is the Hub."""

@@ -16,17 +16,17 @@ from pipelines.core.swarm.peer_records import AuxiliaryStatus, PeerMetrics, Repo
 from pipelines.features.hub_rounds.closer import RoundCloser
 from pipelines.features.hub_rounds.files import HubAwayError, RoundFiles
 from pipelines.features.hub_rounds.reading import IncompleteError, OtherStateError, RoundReader
-from pipelines.features.hub_rounds.statements import fingerprint
+from pipelines.features.hub_rounds.statements import Pointer, fingerprint
 from pipelines.features.hub_rounds.stepping import ClosedRound, FalseListError, ReplayedState
 from pipelines.features.publishing.auxiliary.side_threads import RoundThread
 from pipelines.features.publishing.metrics.credit.claims import RoundLog
 
 logger = logging.getLogger(__name__)
 
-WINDOWS_OF_THE_LIVING = 2.5
-"""A volunteer who has contributed to no round for so many windows is away."""
-
 SECONDS_BETWEEN_ANNOUNCEMENTS = 30.0
+SECONDS_ALIVE = 180.0
+"""An auxiliary peer that has not announced itself for so long is away."""
+
 SECONDS_BETWEEN_WORDS = 60.0
 
 
@@ -68,7 +68,7 @@ class HubFollowing:
         self._recent: deque[ClosedRound] = deque(maxlen=4)
         self._announced_at = self._heard_at = self._said_at = float("-inf")
         self._others: dict[bytes, AuxiliaryStatus] = {}
-        self._lifetime = 180.0
+        self._lifetime = SECONDS_ALIVE
         closer.on_closed = self._note
         self._thread = RoundThread(self._keep_up)
         self.paused = self._thread.paused
@@ -88,20 +88,7 @@ class HubFollowing:
         figures, reporters = {}, {}
         for closed in self._living():
             for pointer in closed.pointers:
-                figures[pointer.user.encode()] = PeerMetrics(
-                    username=pointer.user[:96],
-                    epoch=pointer.round,
-                    loss=max(0.0, min(pointer.loss, 1e15)),
-                    num_samples=pointer.total_samples,
-                    samples_per_second=max(0.0, min(pointer.samples_per_second, 1e15)),
-                    share_averaged=1.0,
-                    bytes_sent=pointer.size,
-                    num_rounds=1,
-                    round_seconds=0.0,
-                    num_refused_gradients=0,
-                    client_mode=True,
-                    package_version=pointer.package_version[:32],
-                )
+                figures[pointer.user.encode()] = figures_of(pointer)
                 reporters[pointer.user.encode()] = Reporter(
                     user=pointer.user, sender=pointer.user, device=pointer.device[:64]
                 )
@@ -175,7 +162,7 @@ class HubFollowing:
         self.rounds.note(closed.closed.round, [pointer.user for pointer in closed.pointers])
 
     def _living(self) -> list[ClosedRound]:
-        since = self._files.clock() - WINDOWS_OF_THE_LIVING * self._run.window_seconds
+        since = self._files.clock() - self._run.sign_of_life_seconds / 2
         return [closed for closed in list(self._recent) if closed.closed.closed_at >= since]
 
     @contextlib.contextmanager
@@ -190,6 +177,24 @@ class HubFollowing:
         logger.log(logging.WARNING if is_due else logging.DEBUG, words, error)
         if is_due:
             self._said_at = time.monotonic()
+
+
+def figures_of(pointer: Pointer) -> PeerMetrics:
+    """Return a volunteer's figures, of a contribution that has counted; `num_samples` are all that he has sent."""
+    return PeerMetrics(
+        username=pointer.user[:96],
+        epoch=pointer.round,
+        loss=max(0.0, min(pointer.loss, 1e15)),
+        num_samples=pointer.total_samples,
+        samples_per_second=max(0.0, min(pointer.samples_per_second, 1e15)),
+        share_averaged=1.0,
+        bytes_sent=pointer.size,
+        num_rounds=1,
+        round_seconds=0.0,
+        num_refused_gradients=0,
+        client_mode=True,
+        package_version=pointer.package_version[:32],
+    )
 
 
 def presence_of(files: RoundFiles, run: TrainingRun, key: str) -> Presence | None:

@@ -11,7 +11,7 @@ from pipelines.core.peer.volunteer import ANONYMOUS, hub_username
 from pipelines.core.run.training_run import TrainingRun
 from pipelines.features.hub_rounds.exchange import seconds_for_bytes
 from pipelines.features.hub_rounds.files import RoundFiles
-from pipelines.features.hub_rounds.following import presence_of
+from pipelines.features.hub_rounds.following import SECONDS_ALIVE, presence_of
 from pipelines.features.publishing.repository.key_list import PUBLISHER
 from pipelines.features.publishing.repository.snapshot import RunSnapshot
 from pipelines.tools.doctor.check_result import CheckResult, fail, ok, unknown, warn
@@ -19,8 +19,6 @@ from pipelines.tools.doctor.check_result import CheckResult, fail, ok, unknown, 
 PROBE_BYTES = 2**18
 MOST_BYTES_OF_A_PARAMETER = 0.03
 """Of a contribution, with the most that sparse synchronisation sends."""
-
-SECONDS_ALIVE = 180.0
 
 
 def check_rounds(snapshot: RunSnapshot, run: TrainingRun, num_parameters: int | None) -> Iterator[CheckResult]:

@@ -51,6 +51,7 @@ def find_alerts(
     verdict: StateVerdict | None,
     *,
     is_live: bool,
+    num_auxiliaries: int,
     now: float,
 ) -> list[Alert]:
     """Return all alerts, serious ones first; `is_live` says whether `peers` come from a fresh snapshot."""
@@ -64,6 +65,7 @@ def find_alerts(
         found += [
             None if is_over(run, history) else stalled_epoch(history, swarm_epoch(alive(peers)), num_alive, now),
             None if is_over(run, history) else shrinking_swarm(history.columns["num_peers"], num_alive),
+            None if is_over(run, history) or num_auxiliaries else no_auxiliary(run),
             disagreeing_states(verdict, names_by_peer_id(peers)),
             left_behind(peers),
             suspected_peers(peers),
@@ -99,6 +101,16 @@ def stalled_epoch(history: HistoryColumns, epoch: int, num_alive: int, now: floa
     return Alert(
         kind="stalled epoch",
         text=f"No epoch has ended for {duration(waited)}; usually one takes {duration(usual)}; {who}.",
+    )
+
+
+def no_auxiliary(run: TrainingRun) -> Alert:
+    """Alert that nobody keeps the run: of one over the Hub, all peers wait then."""
+    what = "publishes the run" if run.wire == "p2p" else "closes the rounds, for which all peers wait"
+    return Alert(
+        kind="no auxiliary peer",
+        text=f"Nobody {what}. Its organiser starts the auxiliary peer with: dalle-collab run assist",
+        is_serious=run.wire != "p2p",
     )
 
 

@@ -75,7 +75,7 @@ class Dashboard:
         before = self._live
         if before.generation != run.generation:
             before, self._points = Live(generation=run.generation), []
-        peers = track(before.peers, snapshot, run.progress_expiration_seconds)
+        peers = track(before.peers, snapshot, run.sign_of_life_seconds)
         history, held = before.history, self.hub.view.history.newest_epoch
         summary = summarise(peers, snapshot.time, held)
         if summary is not None and summary.epoch > held:
@@ -155,7 +155,11 @@ class Dashboard:
         """Return the run's newest figures, and which sources are up."""
         problems = dict(self._problems())
         return dataclasses.asdict(self._headline()) | dict(
-            run=self.settings.run, commit=self.hub.view.commit, hub_read_at=self.hub.view.read_at, problems=problems
+            run=self.settings.run,
+            commit=self.hub.view.commit,
+            hub_read_at=self.hub.view.read_at,
+            problems=problems,
+            num_auxiliaries=snapshot.num_auxiliaries if (snapshot := self._swarm.view.snapshot) else None,
         )
 
     def peer_values(self, search: str = "") -> list[dict[str, Any]]:
@@ -269,6 +273,7 @@ class Dashboard:
             self._history(),
             self._live.peers,
             snapshot.verdict if snapshot else None,
+            num_auxiliaries=snapshot.num_auxiliaries if snapshot else 0,
             is_live=not self._swarm_problem(),
             now=time.time(),
         )

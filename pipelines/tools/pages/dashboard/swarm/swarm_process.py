@@ -22,7 +22,6 @@ SECONDS_OF_SILENCE = 20.0
 
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 2.0, 60.0
 WAITING = "Waiting for the run's settings from the Hub to find the swarm."
-OVER_HUB = "The run's wire is the Hub: its peers form no swarm, and the figures are those that were published."
 NO_ADDRESS = "The run has no entry address yet. Its organiser starts the auxiliary peer with: dalle-collab run assist"
 
 
@@ -77,11 +76,8 @@ class SwarmReader:
         pause = FIRST_PAUSE_SECONDS
         while not self._stop.is_set():
             run = self._read_run()
-            if run is None or run.wire == "hub" or not run.entry_addresses:
-                found = (
-                    WAITING if run is None else OVER_HUB if run.wire == "hub" else f"{NO_ADDRESS} {self._repository}"
-                )
-                self._say(found)
+            if run is None or (run.wire == "p2p" and not run.entry_addresses):
+                self._say(WAITING if run is None else f"{NO_ADDRESS} {self._repository}")
                 self._stop.wait(0.5)
                 continue
             try:
@@ -122,7 +118,8 @@ class SwarmReader:
         return has_seen
 
     def _start(self, run: TrainingRun, identity_file: Path) -> "queue.Queue[str | None]":
-        self._say("Joining the swarm as a client." if self._view.snapshot is None else "Joining the swarm again.")
+        way = "Reading the run's rounds" if run.wire == "hub" else "Joining the swarm as a client"
+        self._say(f"{way}{'.' if self._view.snapshot is None else ', again.'}")
         lines: queue.Queue[str | None] = queue.Queue()
         self._program = LineProgram(swarm_watch.__name__, lines.put)
         values = dict(repository=self._repository, run=json.loads(run.to_json()), identity_file=str(identity_file))

@@ -129,6 +129,8 @@ class SwarmSnapshot:
     """Those whose figures are possible, the fastest first."""
 
     accused: tuple[AccusedServer, ...] = ()
+    num_auxiliaries: int = 0
+    """Auxiliary peers that say they are there."""
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> Self:
@@ -142,6 +144,7 @@ class SwarmSnapshot:
             servers=tuple(
                 sorted(servers, key=lambda one: (-one.codes_per_second, -one.layers_per_second, one.peer_id))
             ),
+            num_auxiliaries=int(values["num_auxiliaries"]),
             accused=tuple(map(_accused_server, _sequence(values.get("accused"))[:MAX_ACCUSED])),
         )
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pipelines.core.run.training_run import TrainingRun
     from pipelines.core.swarm.records import ProgressReport, SwarmRecords
     from pipelines.features.servers.complaints import Accused
 
@@ -27,17 +28,21 @@ LONELY_SECONDS = 60.0
 
 def watch(repository: str, settings: Mapping[str, Any], identity_file: Path | None = None) -> None:
     """Poll the swarm of a run; end when nothing has been seen for `LONELY_SECONDS`."""
+    from pipelines.core.run.training_run import TrainingRun
+
+    run = TrainingRun.from_mapping(settings)
+    if run.wire == "hub":
+        watch_rounds(repository, run)
+        return
     from huggingface_hub import get_token
 
     from pipelines.core.admission.client import seek_admission
     from pipelines.core.run.admission_config import admission_config_of
-    from pipelines.core.run.training_run import TrainingRun
     from pipelines.core.swarm.network_options import NetworkOptions
     from pipelines.core.swarm.node import open_dht
     from pipelines.core.swarm.records import SwarmRecords
     from pipelines.features.all_records import ALL_RECORDS
 
-    run = TrainingRun.from_mapping(settings)
     with (
         seek_admission(admission_config_of(run, repository), identity_file, get_token()) as (own_identity, admission),
         open_dht(
@@ -57,6 +62,19 @@ def watch(repository: str, settings: Mapping[str, Any], identity_file: Path | No
             print(json.dumps(look), flush=True)
             pause = PAUSE_FACTOR * (time.monotonic() - started)
             time.sleep(min(LONGEST_PAUSE_SECONDS, max(SHORTEST_PAUSE_SECONDS, pause)))
+
+
+def watch_rounds(repository: str, run: "TrainingRun") -> None:
+    """Poll the lists of a run over the Hub until the program is ended."""
+    from pipelines.features.hub_rounds.files import RoundFiles
+    from pipelines.features.hub_rounds.reading import RoundReader
+    from pipelines.tools.pages.dashboard.swarm.rounds_watch import NewestKeys, RoundsWatch
+
+    files = RoundFiles(repository, run)
+    rounds = RoundsWatch(RoundReader(files, run.contributions_per_round, NewestKeys(repository, files)), run)
+    while True:
+        print(json.dumps(rounds.look()), flush=True)
+        time.sleep(max(SHORTEST_PAUSE_SECONDS, min(LONGEST_PAUSE_SECONDS, run.window_seconds / 4)))
 
 
 def look_once(records: "SwarmRecords") -> dict[str, Any]:

@@ -35,8 +35,9 @@ def kinds(found):
     return [alert.kind for alert in found]
 
 
-def all_alerts(shown, peers, verdict=None, now=NOW, is_live=True):
-    return find_alerts(tiny_run(num_epochs=1000), shown, peers, verdict, is_live=is_live, now=now)
+def all_alerts(shown, peers, verdict=None, now=NOW, is_live=True, num_auxiliaries=1, **run):
+    found = dict(is_live=is_live, num_auxiliaries=num_auxiliaries, now=now)
+    return find_alerts(tiny_run(num_epochs=1000, **run), shown, peers, verdict, **found)
 
 
 def test_a_run_as_usual_has_no_alert():
@@ -66,8 +67,20 @@ def test_a_swarm_of_half_the_size_is_an_alert_unless_the_run_is_over_or_nobody_l
     assert kinds(all_alerts(history(), swarm(4))) == ["shrinking swarm"]
     assert all_alerts(history(), swarm(5)) == []
     assert all_alerts(history(), {}, is_live=False) == []
-    over = find_alerts(tiny_run(num_epochs=100), history(), {}, None, is_live=True, now=NOW + 9999)
+    over = find_alerts(tiny_run(num_epochs=100), history(), {}, None, is_live=True, num_auxiliaries=0, now=NOW + 9999)
     assert over == []
+
+
+HUB = dict(
+    wire="hub", bucket="org/b", synchronisation="sparse", local_steps=4, outer_momentum=0, aggregation_rule="mean"
+)
+
+
+@pytest.mark.parametrize(("run", "says", "is_serious"), [({}, "publishes", False), (HUB, "closes the rounds", True)])
+def test_a_run_that_no_auxiliary_peer_keeps_is_an_alert(run, says, is_serious):
+    (found,) = all_alerts(history(), swarm(8), num_auxiliaries=0, **run)
+    assert says in found.text and found.is_serious is is_serious
+    assert all_alerts(history(), swarm(8), num_auxiliaries=1, **run) == []
 
 
 def test_rounds_that_average_too_little_are_an_alert():
