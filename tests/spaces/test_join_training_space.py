@@ -220,6 +220,45 @@ def test_an_owner_checks_starts_pauses_and_stops_and_visitors_look_on(
     assert written and [path for path in written if token_of_alice.encode() in path.read_bytes()] == []
 
 
+@needs_browser
+def test_an_owner_trains_in_a_run_over_the_hub_and_the_dashboard_reads_it_from_the_lists(
+    training_material, bundle, environment, tmp_path
+):
+    settings = dict(wire="hub", window_seconds=4, local_steps=4, inner_batch_size=8, target_batch_size=8)
+    run = training_material.create_run("org/joined-over-the-hub", bucket_interval_epochs=2, **settings)
+    at_home = {**environment, "RUN": run}
+    with (
+        assistant(training_material, run, tmp_path, "closer") as closer,
+        started_space(bundle, at_home) as (space, address),
+        watched_page(address) as page,
+    ):
+        page.get_by_role("button", name="Limits").click()
+        page.get_by_label("Micro-batch").fill("4")
+        press(page, "Start")
+        wait_for_state(page, "training")
+        closer.wait_until(lambda look: look["held_epoch"] >= 2 and look["num_trainers"] == 1, "a round of the page's")
+        page.wait_for_function("+document.querySelector('.join .tiles dd').innerText > 0", timeout=PATIENCE)
+        seen = peers_seen(run, training_material.settings(run), at_home, tmp_path)
+        assert [(peer["introduction"]["username"], peer["metrics"]["num_samples"] > 0) for peer in seen] == [
+            ("alice", True)
+        ]
+        press(page, "Stop")
+        wait_for_state(page, "stopped")
+        assert psutil.Process(space.pid).children(recursive=True) == []
+
+
+def peers_seen(repository, run, environment, folder):
+    """Return the peers of the first look at which the dashboard's program sees any."""
+    values = dict(repository=repository, run=json.loads(run.to_json()), identity_file=str(folder / "identity.key"))
+    command = [sys.executable, "-W", "ignore", "-m", "pipelines.tools.pages.dashboard.swarm.swarm_watch"]
+    pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    with subprocess.Popen(command, env=environment, start_new_session=True, **pipes) as program:
+        print(json.dumps(values), file=program.stdin, flush=True)
+        seen = next(filter(None, (json.loads(line)["peers"] for line in program.stdout)))
+        os.killpg(program.pid, signal.SIGTERM)
+    return seen
+
+
 @pytest.mark.long
 @needs_browser
 def test_at_home_mistakes_are_messages_and_the_page_ends_with_its_trainer(bundle, environment, live_run, tmp_path):

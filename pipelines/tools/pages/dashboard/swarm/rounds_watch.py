@@ -89,7 +89,7 @@ class RoundsWatch:
 
     def _list(self, key: str, number: int) -> tuple[RoundList, float] | None:
         found = self._reader.list_of(key, number)
-        return found and self._dated(found)
+        return None if found is None else self._dated(found)
 
     def _dated(self, closed: RoundList) -> tuple[RoundList, float]:
         """Return a list and when it was closed, by this machine's clock."""
