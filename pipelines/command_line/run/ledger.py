@@ -27,6 +27,9 @@ def ledger(
     from pipelines.tasks.choice import open_task
 
     snapshot = RunSnapshot.read(repository)
+    snapshot.run.check_has_swarm(
+        repository, f"Check its rounds with: dalle-collab run audit {repository} --rounds"
+    )
     bookings = read_bookings(snapshot.download_matching(f"{METRICS_FOLDER}/ledger*") / METRICS_FOLDER)
     order = open_task(snapshot.run, str(snapshot.download_signed())).block_order()
     if not bookings or order is None:

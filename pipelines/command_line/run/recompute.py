@@ -46,6 +46,9 @@ def recompute(
     from pipelines.tasks.choice import open_task
 
     snapshot = RunSnapshot.read(repository)
+    snapshot.run.check_has_swarm(
+        repository, f"Check its rounds with: dalle-collab run audit {repository} --rounds"
+    )
     patterns = (f"{METRICS_FOLDER}/ledger*", f"{METRICS_FOLDER}/{GRADIENTS_FILE}")
     folder = snapshot.download_matching(*patterns) / METRICS_FOLDER
     gradients = read_gradients(folder)

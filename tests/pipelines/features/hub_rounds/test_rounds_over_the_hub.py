@@ -140,6 +140,11 @@ def test_what_a_run_publishes_beside_its_state_and_a_rollback_that_all_follow(tr
         assert list(published.glob("progress_reel/*.webp")), "the reel"
         credited = read_contributions(published / "metrics").total()
         assert set(credited) == {"vera"} and credited["vera"].samples > 0
+        for words in (("run", "ledger", run), ("run", "recompute", run)):
+            refused = training_material.commands.run(*words)
+            assert refused.returncode == 1 and f"dalle-collab run audit {run} --rounds" in refused.stderr, (
+                refused.stderr
+            )
         count = len(closer.looks())
         closer.wait_until(lambda look: look["held_epoch"] == 2, "in the new generation", SECONDS, after=count)
         again = wait_for(joined_again, "the peer in the new generation", SECONDS, process=peer, log=log)
