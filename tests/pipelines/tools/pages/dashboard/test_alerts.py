@@ -6,7 +6,7 @@ from dashboard_material import LIFETIME, NOW, look, metrics, peer_values
 from swarm_of_processes import tiny_run
 
 from hub_tools.counted import duration
-from pipelines.features.publishing.metrics.run_state import RunState
+from pipelines.features.publishing.metrics.run_state import RunPhase
 from pipelines.tools.pages.dashboard import alerts
 from pipelines.tools.pages.dashboard.alerts import find_alerts
 from pipelines.tools.pages.dashboard.history_columns import HistoryColumns
@@ -37,7 +37,7 @@ def kinds(found):
     return [alert.kind for alert in found]
 
 
-def all_alerts(shown, peers, verdict=None, now=NOW, is_live=True, state=RunState.ALIVE, since=None):
+def all_alerts(shown, peers, verdict=None, now=NOW, is_live=True, state=RunPhase.ALIVE, since=None):
     known = dict(state=state, disagreeing_since=since, is_live=is_live, now=now)
     return find_alerts(tiny_run(num_epochs=1000), shown, peers, verdict, **known)
 
@@ -70,7 +70,7 @@ def test_a_swarm_of_half_the_size_is_an_alert_unless_the_run_is_over_or_nobody_l
     assert kinds(all_alerts(history(), swarm(4))) == ["fewer peers"]
     assert all_alerts(history(), swarm(5)) == []
     assert all_alerts(history(), {}, is_live=False) == []
-    for state in (RunState.OVER, RunState.NOBODY, RunState.NOT_BEGUN):
+    for state in (RunPhase.OVER, RunPhase.NOBODY, RunPhase.NOT_BEGUN):
         assert all_alerts(history(share_averaged=np.zeros(100)), {}, now=NOW + 9999, state=state) == []
 
 
