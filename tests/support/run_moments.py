@@ -1,6 +1,6 @@
 """Moments of a run's life, each with its state: for what decides it in Python and in a browser."""
 
-from pipelines.features.publishing.metrics.run_state import RunFacts, RunState
+from pipelines.features.publishing.metrics.run_state import RunFacts, RunPhase
 
 NOW = 1_800_000_000.0
 
@@ -10,20 +10,20 @@ def moment(state, **known):
 
 
 MOMENTS = (
-    moment(RunState.UNREACHABLE, num_epochs=None, epoch=0, ended_at=None),
-    moment(RunState.OVER, epoch=300, num_peers=0),
-    moment(RunState.OVER, epoch=300, num_peers=3, ended_at=None),
-    moment(RunState.NOT_BEGUN, epoch=0, num_peers=0, ended_at=None, usual_seconds=0.0),
-    moment(RunState.NOT_BEGUN, epoch=0, ended_at=None, usual_seconds=0.0),
-    moment(RunState.ALIVE, epoch=0, num_peers=2, ended_at=None, usual_seconds=0.0),
-    moment(RunState.NOBODY, num_peers=0),
-    moment(RunState.NOBODY, num_peers=0, ended_at=None),
-    moment(RunState.ALIVE, num_peers=1),
-    moment(RunState.ALIVE, num_peers=3, ended_at=NOW - 115),
-    moment(RunState.STALLED, num_peers=3, ended_at=NOW - 121),
-    moment(RunState.STALLED, num_peers=1, ended_at=NOW - 200_000, usual_seconds=9000.0),
-    moment(RunState.ALIVE, num_peers=3, ended_at=NOW - 9000, usual_seconds=0.0),
-    moment(RunState.ALIVE, ended_at=NOW - 1799),
-    moment(RunState.STALLED, ended_at=NOW - 1801),
-    moment(RunState.ALIVE, ended_at=NOW - 1801, usual_seconds=400.0, num_epochs=30_000),
+    moment(RunPhase.UNREACHABLE, num_epochs=None, epoch=0, ended_at=None),
+    moment(RunPhase.OVER, epoch=300, num_peers=0),
+    moment(RunPhase.OVER, epoch=300, num_peers=3, ended_at=None),
+    moment(RunPhase.NOT_BEGUN, epoch=0, num_peers=0, ended_at=None, usual_seconds=0.0),
+    moment(RunPhase.NOT_BEGUN, epoch=0, ended_at=None, usual_seconds=0.0),
+    moment(RunPhase.ALIVE, epoch=0, num_peers=2, ended_at=None, usual_seconds=0.0),
+    moment(RunPhase.NOBODY, num_peers=0),
+    moment(RunPhase.NOBODY, num_peers=0, ended_at=None),
+    moment(RunPhase.ALIVE, num_peers=1),
+    moment(RunPhase.ALIVE, num_peers=3, ended_at=NOW - 115),
+    moment(RunPhase.STALLED, num_peers=3, ended_at=NOW - 121),
+    moment(RunPhase.STALLED, num_peers=1, ended_at=NOW - 200_000, usual_seconds=9000.0),
+    moment(RunPhase.ALIVE, num_peers=3, ended_at=NOW - 9000, usual_seconds=0.0),
+    moment(RunPhase.ALIVE, ended_at=NOW - 1799),
+    moment(RunPhase.STALLED, ended_at=NOW - 1801),
+    moment(RunPhase.ALIVE, ended_at=NOW - 1801, usual_seconds=400.0, num_epochs=30_000),
 )

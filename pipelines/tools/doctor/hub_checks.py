@@ -17,7 +17,7 @@ from hub_tools.endpoint import current_endpoint
 from hub_tools.one_line_errors import explain_error
 from pipelines.core.run.task import Batch
 from pipelines.features.publishing.metrics.history import read_condition
-from pipelines.features.publishing.metrics.run_state import RunState
+from pipelines.features.publishing.metrics.run_state import RunPhase
 from pipelines.features.publishing.publishable_task import PublishableTask
 from pipelines.features.publishing.repository.snapshot import RunSnapshot
 from pipelines.tools.doctor.check_result import CheckResult, fail, ok, warn
@@ -106,8 +106,8 @@ def check_state(snapshot: RunSnapshot, now: float) -> tuple[CheckResult, bool]:
     except USER_ERRORS as error:
         return failure(name, error), False
     seen, cure = condition.sentence.removesuffix("."), f"{condition.advice}: {condition.command}"
-    is_over = condition.state is RunState.OVER
-    if is_over or condition.state is RunState.STALLED:
+    is_over = condition.state is RunPhase.OVER
+    if is_over or condition.state is RunPhase.STALLED:
         return warn(name, seen, "a run that goes on", cure), is_over
     return ok(name, seen), False
 

@@ -17,7 +17,7 @@ PUBLISHED_SECONDS = 1800.0
 """How old published figures may be before a run counts as stalled: they are published every few minutes."""
 
 
-class RunState(StrEnum):
+class RunPhase(StrEnum):
     """What a run is doing."""
 
     NOT_BEGUN = "not begun"
@@ -52,7 +52,7 @@ class RunFacts:
 class RunCondition:
     """A run's state, in a word and a sentence, and what a person does next."""
 
-    state: RunState
+    state: RunPhase
     sentence: str
     advice: str
     """The words of a link or a button."""
@@ -68,16 +68,16 @@ def condition_of(facts: RunFacts, repository: str, *, task: str = "text-to-image
     """Return what a run is doing at a time, in seconds since 1970."""
     state = _state(facts, now)
     words = dict(
-        advice={RunState.STALLED: "See why", RunState.UNREACHABLE: "Examine the connection"}.get(state, "Join the run"),
+        advice={RunPhase.STALLED: "See why", RunPhase.UNREACHABLE: "Examine the connection"}.get(state, "Join the run"),
         command=f"dalle-collab {_COMMANDS.get(state, 'join')} {repository}",
     )
-    if state is RunState.OVER:
+    if state is RunPhase.OVER:
         words = dict(zip(("advice", "command"), use_of_model(task, repository), strict=True))
     left = (facts.num_epochs or 0) - facts.epoch
     return RunCondition(
         state=state,
         sentence=_sentence(state, facts, now),
-        seconds_left=left * facts.usual_seconds if state is RunState.ALIVE and facts.usual_seconds else None,
+        seconds_left=left * facts.usual_seconds if state is RunPhase.ALIVE and facts.usual_seconds else None,
         **words,
     )
 
@@ -87,7 +87,7 @@ def published_facts(run: TrainingRun | None, epoch: int, history: Sequence[Any],
     newest = history[-1] if history else None
     reached = max(epoch, newest["epoch"] if newest else 0)
     return RunFacts(
-        num_epochs=run and run.num_epochs,
+        num_epochs=None if run is None else run.num_epochs,
         epoch=reached,
         ended_at=newest["time"] if newest and newest["epoch"] == reached else None,
         usual_seconds=usual_seconds(point["epoch_seconds"] for point in history),
@@ -95,38 +95,38 @@ def published_facts(run: TrainingRun | None, epoch: int, history: Sequence[Any],
     )
 
 
-_COMMANDS = {RunState.STALLED: "run check", RunState.UNREACHABLE: "doctor"}
+_COMMANDS = {RunPhase.STALLED: "run check", RunPhase.UNREACHABLE: "doctor"}
 
 
-def _state(facts: RunFacts, now: float) -> RunState:
+def _state(facts: RunFacts, now: float) -> RunPhase:
     if facts.num_epochs is None:
-        return RunState.UNREACHABLE
+        return RunPhase.UNREACHABLE
     if facts.epoch >= facts.num_epochs:
-        return RunState.OVER
+        return RunPhase.OVER
     if facts.epoch == 0 and not facts.num_peers:
-        return RunState.NOT_BEGUN
+        return RunPhase.NOT_BEGUN
     if facts.num_peers == 0:
-        return RunState.NOBODY
+        return RunPhase.NOBODY
     waited = 0.0 if facts.ended_at is None else now - facts.ended_at
     if facts.num_peers is None:
         is_old = waited > max(PUBLISHED_SECONDS, STALL_FACTOR * facts.usual_seconds)
-        return RunState.STALLED if is_old else RunState.ALIVE
-    return RunState.STALLED if facts.usual_seconds and is_stalled(waited, facts.usual_seconds) else RunState.ALIVE
+        return RunPhase.STALLED if is_old else RunPhase.ALIVE
+    return RunPhase.STALLED if facts.usual_seconds and is_stalled(waited, facts.usual_seconds) else RunPhase.ALIVE
 
 
-def _sentence(state: RunState, facts: RunFacts, now: float) -> str:
+def _sentence(state: RunPhase, facts: RunFacts, now: float) -> str:
     waited = None if facts.ended_at is None else duration(max(0.0, now - facts.ended_at))
     place = f"epoch {facts.epoch:,} of {facts.num_epochs or 0:,}"
     who = "" if facts.num_peers is None else f"; {counted(facts.num_peers, 'peer')} here"
-    if state is RunState.UNREACHABLE:
+    if state is RunPhase.UNREACHABLE:
         return "The run's settings cannot be read."
-    if state is RunState.OVER:
+    if state is RunPhase.OVER:
         return f"The run is over: all {counted(facts.num_epochs or 0, 'epoch')} are trained."
-    if state is RunState.NOT_BEGUN:
+    if state is RunPhase.NOT_BEGUN:
         return "The run waits for its first epoch."
-    if state is RunState.NOBODY:
+    if state is RunPhase.NOBODY:
         return f"Nobody trains now; {place} was the last" + (f", {waited} ago." if waited else ".")
-    if state is RunState.STALLED:
+    if state is RunPhase.STALLED:
         usual = f"; usually one takes {duration(facts.usual_seconds)}" if facts.usual_seconds else ""
         return f"No epoch has ended for {waited} after {place}{usual}{who}."
     left = ((facts.num_epochs or 0) - facts.epoch) * facts.usual_seconds

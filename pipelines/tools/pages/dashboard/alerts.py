@@ -9,7 +9,7 @@ import numpy as np
 
 from hub_tools.counted import counted, duration
 from pipelines.core.run.training_run import TrainingRun
-from pipelines.features.publishing.metrics.run_state import RunState
+from pipelines.features.publishing.metrics.run_state import RunPhase
 from pipelines.features.publishing.metrics.stalls import is_stalled, usual_seconds
 from pipelines.tools.pages.dashboard.history_columns import HistoryColumns
 from pipelines.tools.pages.dashboard.peer_table import PeerState, TrackedPeer, alive, names_by_peer_id, swarm_epoch
@@ -49,7 +49,7 @@ def find_alerts(
     peers: Mapping[str, TrackedPeer],
     verdict: StateVerdict | None,
     *,
-    state: RunState,
+    state: RunPhase,
     disagreeing_since: float | None = None,
     is_live: bool,
     num_auxiliaries: int,
@@ -61,12 +61,12 @@ def find_alerts(
     were first seen to hold different states, in seconds since 1970.
     """
     found = [impossible_figures(history.num_impossible, peers)]
-    if state in (RunState.ALIVE, RunState.STALLED):
+    if state in (RunPhase.ALIVE, RunPhase.STALLED):
         found += [
             loss_spike(history.columns["loss"]),
             poor_averaging(history.columns["share_averaged"], run.min_share_averaged),
         ]
-    if is_live and state in (RunState.ALIVE, RunState.STALLED):
+    if is_live and state in (RunPhase.ALIVE, RunPhase.STALLED):
         usual = usual_seconds(history.columns["epoch_seconds"].tolist())
         lasts = disagreeing_since is not None and is_stalled(now - disagreeing_since, usual)
         found += [

@@ -16,7 +16,7 @@ from pipelines.core.optimizers.schedule import learning_rate
 from pipelines.core.run.training_run import TrainingRun
 from pipelines.features.publishing.metrics.epoch_summary import EpochSummary, bounded_speeds
 from pipelines.features.publishing.metrics.history import append_point
-from pipelines.features.publishing.metrics.run_state import RunCondition, RunFacts, RunState, condition_of
+from pipelines.features.publishing.metrics.run_state import RunCondition, RunFacts, RunPhase, condition_of
 from pipelines.features.publishing.metrics.stalls import usual_seconds
 from pipelines.features.publishing.repository.epoch_tags import epoch_tag
 from pipelines.tools.pages.dashboard import page_parts, programs
@@ -115,13 +115,13 @@ class Dashboard:
         times = self._history().columns["time"]
         return page_parts.now_html(
             [one.peer.username for one in peers], float(times[0]) if len(times) else 0.0, self.hub.view,
-            is_live=not self._swarm_problem() and self._condition().state is not RunState.OVER,
+            is_live=not self._swarm_problem() and self._condition().state is not RunPhase.OVER,
         )  # fmt: skip
 
     def notices(self) -> str:
         """Return problems and alerts as HTML."""
         state, problems = self._condition().state, self._problems()
-        if state is RunState.OVER:  # peers that have left are expected
+        if state is RunPhase.OVER:  # peers that have left are expected
             problems = [(source, problem) for source, problem in problems if source != "Swarm"]
         return page_parts.notices_html(problems, self._alerts(), state)
 
@@ -239,7 +239,7 @@ class Dashboard:
         speeds = bounded_speeds([one.peer.samples_per_second or 0.0 for one in peers])
         is_live = not self._swarm_problem()
         condition = self._condition()
-        is_live &= condition.state in (RunState.ALIVE, RunState.STALLED)
+        is_live &= condition.state in (RunPhase.ALIVE, RunPhase.STALLED)
         evaluation = view.evaluations[-1] if view.evaluations else {}
         return page_parts.Headline(
             epoch=self._reached(),
@@ -250,7 +250,7 @@ class Dashboard:
             evaluation_high=evaluation.get("high"),
             num_held_out=evaluation.get("num_records"),
             samples_per_second=sum(speeds) if is_live else newest.get("samples_per_second"),
-            num_peers=len(peers) if is_live or condition.state is RunState.NOBODY else None,
+            num_peers=len(peers) if is_live or condition.state is RunPhase.NOBODY else None,
             epoch_seconds=usual_seconds(history.columns["epoch_seconds"].tolist()) or None,
             condition=condition,
             unit=view.unit,

@@ -11,7 +11,7 @@ from hub_tools.printing.marked_up import escaped
 from pipelines.features.ledger.coverage import NewestPass
 from pipelines.features.publishing.metrics.credit.contributions import CLAIMED
 from pipelines.features.publishing.metrics.evaluation.held_out_losses import is_few, perplexity
-from pipelines.features.publishing.metrics.run_state import RunCondition, RunState
+from pipelines.features.publishing.metrics.run_state import RunCondition, RunPhase
 from pipelines.features.publishing.repository.epoch_tags import epoch_tag
 from pipelines.tools.pages.dashboard.alerts import Alert
 from pipelines.tools.pages.dashboard.hub_reading import HubView
@@ -79,7 +79,7 @@ class Headline:
 def headline_html(settings: DashboardSettings, head: Headline) -> str:
     """Return the run's name, its progress, and its newest figures."""
     share = min(1.0, head.epoch / head.num_epochs) if head.num_epochs else 0.0
-    condition, is_now = head.condition, head.condition.state in (RunState.ALIVE, RunState.STALLED)
+    condition, is_now = head.condition, head.condition.state in (RunPhase.ALIVE, RunPhase.STALLED)
     whole = f" of {head.num_epochs:,}" if head.num_epochs else ""
     figures = [
         (f"epoch{whole}", f"{head.epoch:,}", ""),
@@ -104,7 +104,7 @@ def headline_html(settings: DashboardSettings, head: Headline) -> str:
 
 def _next_step(settings: DashboardSettings, condition: RunCondition) -> str:
     """Return what a person does next: a link where there is a page for it, else a command."""
-    places = {RunState.OVER: settings.demo_space, RunState.STALLED: "", RunState.UNREACHABLE: ""}
+    places = {RunPhase.OVER: settings.demo_space, RunPhase.STALLED: "", RunPhase.UNREACHABLE: ""}
     place = places.get(condition.state, settings.join_space)
     return link(place, condition.advice) if place else f"{condition.advice}: <code>{escaped(condition.command)}</code>"
 
@@ -133,7 +133,7 @@ def _small(text: str) -> str:
 
 def _links(settings: DashboardSettings, condition: RunCondition) -> str:
     places = [("The run on the Hub", f"{current_endpoint()}/{settings.run}"), ("Draw with it", settings.demo_space)]
-    if condition.state is not RunState.OVER:
+    if condition.state is not RunPhase.OVER:
         places += [("Join it", settings.join_space), ("What fits your machine", settings.calculator_space)]
     shown = "".join(f"<li>{link(address, name)}</li>" for name, address in places if address)
     return f'<ul class="links">{shown}</ul>'
@@ -144,7 +144,7 @@ def link(address: str, text: str) -> str:
     return f'<a href="{escaped(address)}" target="_blank" rel="noopener noreferrer">{escaped(text)}</a>'
 
 
-def notices_html(problems: Sequence[tuple[str, str]], alerts: Sequence[Alert], state: RunState) -> str:
+def notices_html(problems: Sequence[tuple[str, str]], alerts: Sequence[Alert], state: RunPhase) -> str:
     """Return what is wrong: sources that do not answer, by name, and alerts. All is well only where somebody is."""
     items = [f'<li class="away"><b>{escaped(source)}</b> {escaped(text)}</li>' for source, text in problems]
     items += [
@@ -152,17 +152,17 @@ def notices_html(problems: Sequence[tuple[str, str]], alerts: Sequence[Alert], s
         for alert in alerts
         for kind in ["serious" if alert.is_serious else "mild"]
     ]
-    if not items and state is RunState.ALIVE:
+    if not items and state is RunPhase.ALIVE:
         items = ['<li class="fine"><b>all well</b> Hub and swarm answer, and nothing looks wrong.</li>']
     if not items:
         return ""
     return f'<div class="board"><ul class="notices" aria-label="Notices">{"".join(items)}</ul></div>'
 
 
-def peers_html(page: PeerPage, now: float, state: RunState, unit: str = "samples") -> str:
+def peers_html(page: PeerPage, now: float, state: RunPhase, unit: str = "samples") -> str:
     """Return one page of the peers as a table."""
     if not page.num_peers:
-        words = "The run is over: nobody trains it any more." if state is RunState.OVER else "Nobody trains now."
+        words = "The run is over: nobody trains it any more." if state is RunPhase.OVER else "Nobody trains now."
         return f'<div class="board"><p class="empty">{words}</p></div>'
     found = (
         f"{page.num_found:,} of {counted(page.num_peers, 'peer')}"

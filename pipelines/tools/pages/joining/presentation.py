@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from hub_tools.counted import counted
 from hub_tools.printing.marked_up import escaped
-from pipelines.features.publishing.metrics.run_state import RunState
+from pipelines.features.publishing.metrics.run_state import RunPhase
 from pipelines.tools.doctor.check_result import STATUSES, CheckResult
 from pipelines.tools.pages.joining import join_view
 from pipelines.tools.pages.joining.join_view import JoinView
@@ -91,7 +91,7 @@ def state_html(view: JoinView, now: float) -> str:
         name, title = "checking", "Checking this machine"
         sentence = f"Checking: {view.looking_at}" if view.looking_at else "Loading libraries."
     elif view.phase == join_view.IDLE and (condition := view.condition) is not None:
-        is_over = condition.state is RunState.OVER
+        is_over = condition.state is RunPhase.OVER
         title = "The run is over" if is_over else title
         sentence = f"{condition.sentence} {f'{condition.advice}: {condition.command}' if is_over else sentence}"
     words = [view.message or sentence]

@@ -9,7 +9,7 @@ from swarm_of_processes import tiny_run
 
 from hub_tools.counted import duration
 from pipelines.features.publishing.metrics.history import summary_json
-from pipelines.features.publishing.metrics.run_state import RunState, condition_of, published_facts
+from pipelines.features.publishing.metrics.run_state import RunPhase, condition_of, published_facts
 from pipelines.features.publishing.metrics.stalls import usual_seconds
 from pipelines.tools.pages.dashboard.history_columns import HistoryColumns
 
@@ -18,8 +18,8 @@ from pipelines.tools.pages.dashboard.history_columns import HistoryColumns
 def test_each_moment_of_a_run_has_its_state_its_sentence_and_what_a_person_does_next(facts, state):
     condition = condition_of(facts, "org/run", now=NOW)
     assert condition.state == state and condition.sentence.endswith(".")
-    assert (condition.seconds_left is None) == (state is not RunState.ALIVE or not facts.usual_seconds)
-    command = {RunState.OVER: "generate", RunState.STALLED: "run check", RunState.UNREACHABLE: "doctor"}
+    assert (condition.seconds_left is None) == (state is not RunPhase.ALIVE or not facts.usual_seconds)
+    command = {RunPhase.OVER: "generate", RunPhase.STALLED: "run check", RunPhase.UNREACHABLE: "doctor"}
     assert condition.command.startswith(f"dalle-collab {command.get(state, 'join')} org/run")
 
 
@@ -39,5 +39,5 @@ def test_page_and_terminal_and_published_summary_know_the_same_pace_and_the_same
 
 
 def test_a_language_model_that_is_done_is_not_drawn_with():
-    facts = next(facts for facts, state in MOMENTS if state is RunState.OVER)
+    facts = next(facts for facts, state in MOMENTS if state is RunPhase.OVER)
     assert "evaluate org/run" in condition_of(facts, "org/run", task="text-generation", now=NOW).command

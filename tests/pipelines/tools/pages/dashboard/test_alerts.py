@@ -6,7 +6,7 @@ from dashboard_material import LIFETIME, NOW, look, metrics, peer_values
 from swarm_of_processes import tiny_run
 
 from hub_tools.counted import duration
-from pipelines.features.publishing.metrics.run_state import RunState
+from pipelines.features.publishing.metrics.run_state import RunPhase
 from pipelines.tools.pages.dashboard import alerts
 from pipelines.tools.pages.dashboard.alerts import find_alerts
 from pipelines.tools.pages.dashboard.history_columns import HistoryColumns
@@ -38,7 +38,7 @@ def kinds(found):
 
 
 def all_alerts(
-    shown, peers, verdict=None, now=NOW, is_live=True, num_auxiliaries=1, state=RunState.ALIVE, since=None, **run
+    shown, peers, verdict=None, now=NOW, is_live=True, num_auxiliaries=1, state=RunPhase.ALIVE, since=None, **run
 ):
     known = dict(state=state, disagreeing_since=since, is_live=is_live, num_auxiliaries=num_auxiliaries, now=now)
     return find_alerts(tiny_run(num_epochs=1000, **run), shown, peers, verdict, **known)
@@ -72,7 +72,7 @@ def test_a_swarm_of_half_the_size_is_an_alert_unless_the_run_is_over_or_nobody_l
     assert kinds(all_alerts(history(), swarm(4))) == ["fewer peers"]
     assert all_alerts(history(), swarm(5)) == []
     assert all_alerts(history(), {}, is_live=False) == []
-    for state in (RunState.OVER, RunState.NOBODY, RunState.NOT_BEGUN):
+    for state in (RunPhase.OVER, RunPhase.NOBODY, RunPhase.NOT_BEGUN):
         found = all_alerts(history(share_averaged=np.zeros(100)), {}, now=NOW + 9999, state=state, num_auxiliaries=0)
         assert found == []
 

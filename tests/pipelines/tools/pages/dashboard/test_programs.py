@@ -5,7 +5,7 @@ import pytest
 from dashboard_material import LIFETIME, look, metrics, peer_values
 
 from pipelines.features.publishing.metrics.credit.contributions import Contribution
-from pipelines.features.publishing.metrics.run_state import RunState
+from pipelines.features.publishing.metrics.run_state import RunPhase
 from pipelines.tools.pages.dashboard.alerts import Alert
 from pipelines.tools.pages.dashboard.history_columns import SUMMARY_COLUMNS, HistoryColumns
 from pipelines.tools.pages.dashboard.page_parts import board_html, notices_html, peers_html
@@ -87,9 +87,9 @@ def test_the_page_shows_what_strangers_write_as_text():
     tracked = hostile_swarm()
     rows = [dict(username=HOSTILE, samples=1, hours=0.1)]
     html = (
-        peers_html(page_of(tracked), NOON, RunState.ALIVE)
+        peers_html(page_of(tracked), NOON, RunPhase.ALIVE)
         + board_html(rows, "all", total=1, is_open=True)
-        + notices_html([("Hub", HOSTILE)], [Alert(kind="suspects", text=HOSTILE)], RunState.ALIVE)
+        + notices_html([("Hub", HOSTILE)], [Alert(kind="suspects", text=HOSTILE)], RunPhase.ALIVE)
     )
     assert "<script" not in html and html.count("&lt;script&gt;") == 5
     assert "{{" not in html and "${" not in html
