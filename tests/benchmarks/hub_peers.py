@@ -64,8 +64,8 @@ class HubPlan:
     seconds_of_batch: tuple[float, ...] = ()
     """Of each peer; 0: it computes all the time."""
 
-    num_rounds: int = 0
-    """For a newcomer: rounds to repeat."""
+    num_rounds: tuple[int, ...] = ()
+    """For newcomers: rounds to repeat."""
 
     control_token: str = ""
     key: str = ""
@@ -174,33 +174,37 @@ class Participant:
         self.plan = HubPlan(**json.loads((self.folder / "plan.json").read_text(encoding="utf-8")))
         self.run, self.files = self.plan.run(), RoundFiles(REPOSITORY, self.plan.run())
         self.task = open_task(self.run, REPOSITORY)
-        self.reader = RoundReader(self.files, self.run.contributions_per_round, lambda: [self.plan.key])
+        self.reader = self.new_reader()
         self.controls = HubControls(os.environ["HF_ENDPOINT"], self.plan.control_token)
         self.key = PublisherKey.load_or_create(self.folder / f"{self.name}.pem")
+
+    def new_reader(self) -> RoundReader:
+        """Return a reader that has heard of no round."""
+        return RoundReader(self.files, self.run.contributions_per_round, lambda: [self.plan.key])
 
     def write(self, **figures: Any) -> None:
         """Write what was measured."""
         (self.folder / f"{self.name}.json").write_text(json.dumps(figures), encoding="utf-8")
 
-    def peer(self) -> TimedHubPeer:
+    def peer(self, name: str) -> TimedHubPeer:
         """Return a training peer; the number at the end of its name says which."""
-        number = int(self.name[4:])
+        number = int(name[4:])
         compute = ComputeOptions(device="cpu", cpu_threads=1, micro_batch_size=self.plan.micro_batch)
         computation = PacedComputation(self.task, compute)
         computation.__enter__()
         computation.seconds = self.plan.seconds_of_batch[number] if self.plan.seconds_of_batch else 0.0
         peer = TimedHubPeer(
             self.run, ReplayedState(self.run, computation.model), computation, self.reader,
-            RoundExchange(self.reader, self.name, self.key, self.run.window_seconds), user=self.name, device="cpu",
+            RoundExchange(self.reader, name, self.key, self.run.window_seconds), user=name, device="cpu",
             package_version="0", limits=compute, fetch_checkpoint=lambda: None,
         )  # fmt: skip
-        peer.begin(self.controls, self.name)
+        peer.begin(self.controls, name)
         return peer
 
     def train(self) -> None:
         """Train until the run is over."""
         self.files.make_bucket(self.name, private=False)
-        peer, stop = self.peer(), threading.Event()
+        peer, stop = self.peer(self.name), threading.Event()
         peer.synchronise(stop)
         started = time.monotonic()
         for _ in peer.train(batches_of(self.run, int(self.name[4:]), self.plan.micro_batch), stop):
@@ -232,36 +236,41 @@ class Participant:
     def be_a_newcomer(self) -> None:
         """Make rounds at once, as a closer signs them; then come anew, and go to the newest state."""
         self.files.make_bucket("rounds", private=False)
-        state = ReplayedState(self.run, self.task.new_model())
-        for number in range(self.plan.num_rounds + 1):
-            contents = [self.contribution(state, seed) for seed in range(self.plan.num_peers)] if number else []
-            members = [self._pointer(state, f"user{seed}", content) for seed, content in enumerate(contents)]
-            order = drawn_order(state.digest, [member.pointer.user for member in members])
-            members = [next(member for member in members if member.pointer.user == user) for user in order]
-            contents = [next(c for c in contents if sha256(c).hexdigest() == m.pointer.digest) for m in members]
-            previous = state.digest if number else ""
+        state, figures = ReplayedState(self.run, self.task.new_model()), []
+        users = {f"user{seed}": self.contribution(state, seed) for seed in range(self.plan.num_peers)}
+        for number in range(max(self.plan.num_rounds) + 1):
+            order, previous = drawn_order(state.digest, users) if number else [], state.digest if number else ""
+            members = tuple(self._pointer(state, user, users[user]) for user in order)
             if number:
-                state.step([member.pointer for member in members], contents)
+                state.step([member.pointer for member in members], [users[user] for user in order])
             closed = RoundList(
-                swarm_id=self.run.swarm_id, round=number, previous=previous, state=state.digest,
-                members=tuple(members), left_out=(), closed_at=0.0, deadline=self.files.clock() + 600,
-                key=self.key.public,
+                swarm_id=self.run.swarm_id, round=number, previous=previous, state=state.digest, members=members,
+                left_out=(), closed_at=0.0, deadline=self.files.clock() + 600, key=self.key.public,
             )  # fmt: skip
             paths = [self.files.list_path(fingerprint(self.key.public), where) for where in (number, None)]
-            copies = {self.files.copy_path(number, sha256(content).hexdigest()): content for content in contents}
+            copies = {
+                self.files.copy_path(number, member.pointer.digest): users[member.pointer.user] for member in members
+            }
             self.files.put(self.files.run_bucket, dict.fromkeys(paths, signed_text(closed, self.key)) | copies)
-        self.name, figures = "peer0", []
-        for late in (0.0, 0.1):
-            self.controls.clear()
-            self.controls.answer_late(late)
-            peer, before = self.peer(), self.controls.reset_request_counts()
-            started = time.monotonic()
-            source = peer.synchronise(threading.Event())
-            assert before and peer.state.digest == state.digest, source
-            figures.append(dict(late=late, seconds=time.monotonic() - started, asked=self.controls.request_counts()))
-            peer.close()
-        self.name = "newcomer"
+            if number in self.plan.num_rounds:
+                figures += [dict(rounds=number, late=late, **self._come_anew(state, late)) for late in (0.0, 0.1)]
+                self.controls.clear()
         self.write(figures=figures)
+
+    def _come_anew(self, state: ReplayedState, late: float) -> Mapping[str, float]:
+        """Return what it takes to come to this state over a Hub that answers so late."""
+        self.controls.clear()
+        self.controls.answer_late(late)
+        self.reader = self.new_reader()
+        peer = self.peer("peer0")
+        self.controls.reset_request_counts()
+        started = time.monotonic()
+        peer.synchronise(threading.Event())
+        seconds = time.monotonic() - started
+        assert peer.state.digest == state.digest
+        asked = self.controls.request_counts()[self.name]
+        peer.close()
+        return dict(seconds=seconds, resolvers=asked["resolvers"])
 
     def close_a_crowd(self) -> None:
         """Put the pointers of many volunteers, and close their round."""
