@@ -9,6 +9,7 @@ AGES_OF_WHAT_HAS_A_DATE = {
     "pipelines/features/hub_rounds/files.py": "the Hub's time, until the Hub has told it",
     "pipelines/tools/chaos/chaos_processes.py": "an event that another process has dated",
     "pipelines/tools/pages/dashboard/dashboard.py": "a snapshot that another process has dated",
+    "pipelines/tools/pages/dashboard/swarm/rounds_watch.py": "a list that another machine has dated",
     "pipelines/features/publishing/repository/run_bucket.py": "a file",
 }
 

@@ -2,12 +2,12 @@
 
 import json
 from collections.abc import Iterable, Mapping
-from html import escape
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from ..endpoint import current_endpoint
 from ..places import is_repository_name
+from ..printing.marked_up import escaped
 from ..run_files import NEWEST_PICTURE, REEL_FOLDER
 
 SETTINGS_FILE = "settings.json"
@@ -63,7 +63,7 @@ def write_page_settings(space: Path, settings: Mapping[str, str]) -> None:
 def preview_of_links(values: Mapping[str, str]) -> str:
     """Return the tag for the run's newest picture, which is shown where a link to the page is shared."""
     address = f"{values[HUB].rstrip('/')}/{values['run']}/resolve/main/{REEL_FOLDER}/{NEWEST_PICTURE}"
-    return f'<meta property="og:image" content="{escape(address)}">\n'
+    return f'<meta property="og:image" content="{escaped(address)}">\n'
 
 
 def _check_address(name: str, value: str) -> None:

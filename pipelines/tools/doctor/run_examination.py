@@ -186,8 +186,8 @@ def check_entry_peers(examination: Examination, run: TrainingRun) -> Iterator[Ch
         # Of a run that is over the entry peers serve those who draw with it: without them it can be downloaded.
         is_harmless = examination.is_over and result.status == "fail"
         yield dataclasses.replace(result, status="warn") if is_harmless else result
-    if (result := swarm_checks.check_one_swarm(repository, finding)) is not None:
-        yield result
+    if (split := swarm_checks.check_one_swarm(repository, finding)) is not None:
+        yield split
     yield swarm_checks.check_clock(swarm_checks.clock_sources(finding), examination.hub_clock_offset)
     if examination.opened is not None and any(entry.answers for entry in finding.entries):
         yield from check_serving(examination.opened.snapshot, finding)

@@ -97,7 +97,8 @@ def headline_html(settings: DashboardSettings, head: Headline) -> str:
         f'<div class="board"><h1>{escaped(settings.run)}</h1>'
         f'<div class="progress" role="progressbar" aria-label="epochs" aria-valuemin="0" aria-valuemax="100" '
         f'aria-valuenow="{100 * share:.1f}"><span style="width:{100 * share:.2f}%"></span></div>'
-        f'<p role="status"><b>{condition.state}</b> {escaped(condition.sentence)} {_next_step(settings, condition)}</p>'
+        f'<p role="status"><b>{escaped(condition.state)}</b> {escaped(condition.sentence)} '
+        f"{_next_step(settings, condition)}</p>"
         f'<dl class="tiles">{tiles}</dl>{_links(settings, condition)}</div>'
     )
 
@@ -106,7 +107,11 @@ def _next_step(settings: DashboardSettings, condition: RunCondition) -> str:
     """Return what a person does next: a link where there is a page for it, else a command."""
     places = {RunPhase.OVER: settings.demo_space, RunPhase.STALLED: "", RunPhase.UNREACHABLE: ""}
     place = places.get(condition.state, settings.join_space)
-    return link(place, condition.advice) if place else f"{condition.advice}: <code>{escaped(condition.command)}</code>"
+    return (
+        link(place, condition.advice)
+        if place
+        else f"{escaped(condition.advice)}: <code>{escaped(condition.command)}</code>"
+    )
 
 
 def now_html(names: Sequence[str], began: float, view: HubView, *, is_live: bool) -> str:

@@ -160,52 +160,6 @@ def test_what_a_run_publishes_beside_its_state_and_a_rollback_that_all_follow(tr
     assert lists[0].endswith("/00000002.json")
 
 
-@pytest.mark.long
-@pytest.mark.timeout(600)
-def test_what_a_run_publishes_beside_its_state_and_a_rollback_that_all_follow(training_material, volunteers, tmp_path):
-    settings = HUB_SETTINGS | dict(
-        num_epochs=10_000, window_seconds=4, checkpoint_interval_epochs=2, keep_optimizer_states=100,
-        held_out_share=0.2, reel_prompts=["picture number 7"], reel_interval_epochs=2,
-    )  # fmt: skip
-    run = training_material.create_run("org/rolled-back", **settings)
-    evaluating = "--evaluation-interval-epochs", "2", "--evaluation-records", "8", "--evaluation-drawings", "1"
-    options = *evaluating, "--metrics-seconds", "2"
-    events, log = tmp_path / "vera.jsonl", tmp_path / "vera.log"
-    joining = "join", run, "--micro-batch-size", "4", "--device", "cpu", "--events", str(events)
-
-    def joined_again():
-        found = [event for event in read_events(events) if event.get("event") == "joined"]
-        return found[1] if len(found) > 1 else None
-
-    with (
-        assistant(training_material, run, tmp_path, "aux", *options, forked=False) as closer,
-        started_command(training_material.hub, log, *joining, token=volunteers["vera"]) as peer,
-    ):
-        evaluated = closer.wait_until(lambda look: look["evaluation"], "evaluated", SECONDS)
-        assert evaluated["evaluation"]["problem"] is None, closer.log()
-        closer.wait_until(lambda look: look["published_epoch"] >= 4, "two checkpoints", SECONDS)
-        done = training_material.commands.run("run", "rollback", run, "2", "--yes")
-        assert done.returncode == 0, done.stderr
-        published = training_material.snapshot(run)
-        assert list(published.glob("progress_reel/*.webp")), "the reel"
-        credited = read_contributions(published / "metrics").total()
-        assert set(credited) == {"vera"} and credited["vera"].samples > 0
-        for words in (("run", "ledger", run), ("run", "recompute", run)):
-            refused = training_material.commands.run(*words)
-            assert refused.returncode == 1 and f"dalle-collab run audit {run} --rounds" in refused.stderr, (
-                refused.stderr
-            )
-        count = len(closer.looks())
-        closer.wait_until(lambda look: look["held_epoch"] == 2, "in the new generation", SECONDS, after=count)
-        again = wait_for(joined_again, "the peer in the new generation", SECONDS, process=peer, log=log)
-        assert again["epoch"] >= 2
-        closer.wait_until(lambda look: look["held_epoch"] >= 4, "rounds of the new generation", SECONDS, after=count)
-    assert "Traceback" not in log.read_text(encoding="utf-8") + closer.log()
-    paths = [file.path for file in training_material.api.list_bucket_tree(f"{run}.rounds", recursive=True)]
-    lists = sorted(path for path in paths if "/generation-1/rounds/" in path and not path.endswith("newest.json"))
-    assert lists[0].endswith("/00000002.json")
-
-
 def may_make_namespaces():
     made = subprocess.run(["ip", "netns", "add", "dalle-trial"], capture_output=True, check=False).returncode == 0
     if made:
