@@ -92,7 +92,7 @@ class RoundCloser:
 
     def open(self) -> None:
         """Say from which state the rounds go on, unless a publisher has said so. Raises what `put` raises."""
-        newest = self._reader.present()
+        newest = self._reader.present(self.state.digest)
         if newest is not None:
             self._deadline = newest.deadline
             return
@@ -130,7 +130,7 @@ class RoundCloser:
         for found in replayed(self._reader, self.state, most_publishers):
             self._deadline = found.closed.deadline
             self.on_closed(found)
-        if self._deadline is None and (newest := self._reader.present()) is not None:
+        if self._deadline is None and (newest := self._reader.present(self.state.digest)) is not None:
             self._deadline = newest.deadline
         return self.state.epoch != before
 

@@ -288,7 +288,7 @@ class HubPeer:
                 for closed in replayed(self._reader, self.state):
                     self._note(closed)
                     num_rounds += 1
-                if (present := self._reader.present()) is not None:
+                if (present := self._reader.present(self.state.digest)) is not None:
                     self._deadline = present.deadline
                     self._synchronised_at = time.monotonic()
                     return num_rounds

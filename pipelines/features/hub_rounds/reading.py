@@ -65,9 +65,10 @@ class RoundReader:
             self._newest[key] = (found.etag, read)
         return read
 
-    def present(self) -> RoundList | None:
-        """Return the newest list of the first publisher that has one."""
-        return next((found for key in self.publishers() if (found := self.newest(key)) is not None), None)
+    def present(self, state: str = "") -> RoundList | None:
+        """Return the newest list that led to this state, or else of the first publisher that has one."""
+        lists = [found for key in self.publishers() if (found := self.newest(key)) is not None]
+        return next((one for one in lists if one.state == state), next(iter(lists), None))
 
     def list_of(self, key: str, number: int) -> RoundList | None:
         """Return a publisher's list of a round; None, and raises, as `newest`."""

@@ -151,3 +151,21 @@ def test_of_a_hub_that_refuses_one_of_many_pointers_a_closer_asks_for_that_one_a
             asked = hub.controls.request_counts()["alice"]["resolvers"]
     assert {member.pointer.user for member in closed.members} == set(users)
     assert asked <= 2 * len(users) + 2 + 4  # a pointer and bytes of each, what was refused, and lists of others
+
+
+def test_the_deadline_is_that_of_the_list_which_led_to_the_state_not_of_a_publisher_that_is_gone(rounds):
+    run = rounds(closers=2)
+    first = run.closer(0)
+    state = first.state
+    run.put(state, "ada", run.contribution(state, 0))
+    closed = close_round(first)
+    second = run.closer(1)
+    run.put(state, "ada", run.contribution(state, 1))
+    second._follow(None)
+    second.state.step(
+        [closed.members[0].pointer], [run.contribution(run.state(), 0)]
+    )  # a round that only it has closed
+    own = second._list(previous=closed.state, members=closed.members, left_out=(), now=0.0, deadline=7.0)
+    second._publish(own)
+    assert run.reader().present().round == 1
+    assert run.reader().present(second.state.digest) == own
