@@ -32,8 +32,10 @@ MAY_DOWNLOAD = (
     "pipelines/tasks/text_to_image/image_codes/codec_code.py",
     "pipelines/tasks/text_to_image/image_codes/vqgan_codec.py",
     "pipelines/features/publishing/repository/rollback.py",
+    "pipelines/features/open_runs/volunteer_list.py",
 )
-"""Besides the first, they read repositories of whoever runs them; the codec is copied into repositories, alone."""
+"""Besides the first, they read repositories of whoever runs them; the codec is copied into repositories, alone; of
+a run's volunteers a number of files is listed."""
 
 
 def _says(call: ast.Call, name: str, value: str) -> bool:

@@ -383,6 +383,29 @@ def test_sparse_peers_over_slow_links_are_as_measured():
     check_quoted(f"trained {_short(row['ours'] / row['peer'])} times as many samples", "measurements")
 
 
+def test_a_run_over_the_hub_costs_what_was_measured():
+    def figure(rows, metric, case=""):
+        return next(row["ours"] for row in rows if row["metric"].startswith(metric) and case in row["case"])
+
+    api, others = (
+        figure(measured("hub_rounds_requests"), kind) for kind in ("API requests", "resolver requests besides")
+    )
+    check_quoted(f"| {api:.0f} of the API; 1 resolver request a member, and {others:.0f} |", "over_the_hub")
+    counted = figure(measured("hub_rounds_goodput"), "samples that count")
+    check_quoted(f"| samples that count, of those computed | {100 * counted:.0f} % |", "over_the_hub")
+    crowd = [
+        figure(measured("hub_rounds_crowd"), metric, "1000 vol") for metric in ("from the", "peak memory", "processor")
+    ]
+    check_quoted(f"| {crowd[0]:.0f} s, {crowd[1]:.0f} MB and {crowd[2]:.1f} s of a core |", "over_the_hub")
+    cases = [f"{rounds} rounds of 8 members, 3.2 million parameters, answers 0.1 s late" for rounds in (5, 20, 60)]
+    seconds = [figure(measured("hub_rounds_newcomer"), "until a newcomer", case) for case in cases]
+    check_quoted(f"| {seconds[0]:.1f}, {seconds[1]:.0f} and {seconds[2]:.0f} s for 5, 20 and 60 rounds", "over_the_hub")
+    (loss, *_) = measured("hub_rounds_loss")
+    check_quoted(f"| {loss['ours']:.2f} beside {loss['peer']:.2f} peer to peer", "over_the_hub")
+    share = figure(measured("hub_rounds_utilisation"), "time in micro-batches")
+    check_quoted(f"{100 * share:.0f} %", "over_the_hub")
+
+
 NOT_CHECKED = {
     *("drawing_audits", "drawing_servers", "drawn_scenes", "petals", "served_blocks"),
     *("averaging_codecs_cells", "sparse_rounds_language", "sparse_rounds_pictures"),

@@ -48,6 +48,18 @@ class HeadMovedError(OSError):
     """Somebody else has committed since the head was read: read it again and decide again."""
 
 
+def propose_commit(repository: str, operations: Sequence[Operation], *, title: str, description: str) -> int | None:
+    """Open a pull request with one commit; return its number, None: the Hub has named none.
+
+    Raises:
+        HfHubHTTPError, httpx2.HTTPError, OSError: the Hub does not answer, or refuses.
+    """
+    made = HfApi().create_commit(
+        repository, operations, commit_message=title, commit_description=description, create_pr=True
+    )
+    return made.pr_num
+
+
 def patiently(ask: Callable[[], Value]) -> Value:
     """Return what `ask`, which may be repeated, returns; try again for some minutes while the Hub that answers is busy.
 

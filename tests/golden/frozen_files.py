@@ -39,7 +39,9 @@ VARYING_FIELDS = {
     "config.json": ("transformers_version",),
     "generation_config.json": ("transformers_version",),
     "processor_config.json": ("image_codec_fingerprint", "image_codec_revision"),
-    "metrics/summary.json": ("updated", "time", "epoch_seconds", "hours_today", "hours_week", "hours_all"),
+    "metrics/summary.json": (
+        *("updated", "time", "epoch_seconds", "usual_epoch_seconds", "hours_today", "hours_week", "hours_all"),
+    ),
     "metrics/contribution_counters.json": ("time", "device_seconds"),
 }
 """Fields of JSON files whose values depend on the time or on versions, as commits and digests of files do too."""

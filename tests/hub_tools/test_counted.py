@@ -13,7 +13,7 @@ def test_one_thing_is_no_plural():
 @pytest.mark.parametrize(
     ("seconds", "expected"),
     [
-        (0.4, "0 s"),
+        (0.4, "0.4 s"),
         (99.4, "99 s"),
         (100.0, "2 min"),
         (3569.0, "59 min"),

@@ -28,6 +28,13 @@ def controlled(tmp_path_factory):
 
 
 @pytest.fixture
+def uncontrolled(tmp_path):
+    """A Hub that nobody tells to fail."""
+    with LocalHub(tmp_path) as hub:
+        yield hub
+
+
+@pytest.fixture
 def controls(controlled):
     """What makes it fail; after the test it is well again."""
     yield controlled.controls
@@ -176,17 +183,17 @@ def test_requests_are_counted_by_user_and_kind(controlled, controls, shelf):
     assert controls.reset_request_counts()["gail"]["api"] == 2 and controls.request_counts() == {}
 
 
-def test_only_the_control_token_controls_and_only_a_controlled_hub(hub, controlled, controls):
+def test_only_the_control_token_controls_and_only_a_controlled_hub(uncontrolled, controlled, controls):
     for endpoint, token, status in (
         (controlled.endpoint, controlled.alice_token, 403),
         (controlled.endpoint, "x", 403),
-        (hub.endpoint, controlled.control_token, 404),
+        (uncontrolled.endpoint, controlled.control_token, 404),
     ):
         with pytest.raises(httpx2.HTTPStatusError) as refused:
             HubControls(endpoint, token).request_counts()
         assert refused.value.response.status_code == status
     with pytest.raises(ValueError, match="controlled=True"):
-        hub.controls  # noqa: B018
+        uncontrolled.controls  # noqa: B018
     url, headers = f"{controlled.endpoint}/api/hub-controls", {"Authorization": f"Bearer {controlled.control_token}"}
     for body in (
         dict(kind="explode"), dict(kind="late", seconds=-1), dict(kind="refuse", status=200),

@@ -11,6 +11,7 @@ from huggingface_hub import CommitOperationAdd, DiscussionComment, HfApi
 from hub_tools.hub_client import is_outage
 from hub_tools.one_line_errors import explain_error
 from hub_tools.printing.printable import one_line
+from hub_tools.publishing.commits import propose_commit
 from pipelines.features.open_runs.join_request import volunteer_file, volunteer_path
 from pipelines.features.open_runs.volunteer_list import listed_volunteers
 
@@ -75,12 +76,9 @@ def _own_request(repository: str, user: str) -> int | None:
 def _ask(repository: str, user: str) -> int:
     addition = CommitOperationAdd(volunteer_path(user), volunteer_file(repository, user))
     words = "Asks to contribute to this run. Its auxiliary peer answers; there is nothing to review."
-    made = HfApi().create_commit(
-        repository, [addition], commit_message=_title(user), commit_description=words, create_pr=True
-    )
-    if made.pr_num is None:
+    if (number := propose_commit(repository, [addition], title=_title(user), description=words)) is None:
         raise ConnectionError(f"The Hub has opened no pull request on {repository}. Try again in a few minutes.")
-    return made.pr_num
+    return number
 
 
 def _title(user: str) -> str:

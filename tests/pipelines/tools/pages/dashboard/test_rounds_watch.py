@@ -44,11 +44,11 @@ def test_members_of_the_newest_rounds_train_and_those_of_others_have_left(tiny):
         close_round(closer)
     late = RoundsWatch(tiny.reader(), tiny.run)  # has seen nothing of the first round
     for seen in (late, watch):
-        snapshot, peers = look(seen)
+        _, peers = look(seen)
         assert {one.peer.username: (one.peer.epoch, one.state) for one in peers.values()} == {
             "amy": (1, PeerState.TRAINING), "bob": (2, PeerState.TRAINING),
         }  # fmt: skip
         assert all(one.peer.samples_per_second == 3.5 and one.peer.figures.loss == 2.0 for one in peers.values())
-    assert snapshot.num_auxiliaries == 1
+    assert look(RoundsWatch(tiny.reader(), tiny.run))[0].num_auxiliaries == 1
     _, peers = look(watch, peers, later=2.5 * tiny.run.window_seconds + 5)
     assert {one.state for one in peers.values()} == {PeerState.GONE}
