@@ -31,6 +31,9 @@ LEAST_SECONDS_FOR_BYTES, SECONDS_FOR_BYTES = 5.0, 30.0
 MARGIN, MOST_OF_A_WINDOW = 1.5, 2 / 3
 """A pointer is sent so many times as long before its deadline as the last one took; never longer than this share."""
 
+SECONDS_TO_CLOSE = 2.0
+"""From when all bytes must be there until the list is."""
+
 FIRST_POLL_SECONDS, LONGEST_POLL_SECONDS, POLL_GROWTH = 3.0, 60.0, 1.3
 SECONDS_BETWEEN_TRIES = 2.0
 SECONDS_BETWEEN_WORDS = 60.0
@@ -127,15 +130,21 @@ class RoundExchange:
         self._wait_until(deadline)
         # Nobody closes a round to which nobody has offered anything, as where the Hub was away at its deadline.
         next_one = next_deadline(deadline, self._window, max(self._files.clock(), deadline + SECONDS_OF_GRACE))
-        until = math.inf if is_there else next_one - self.lead_seconds
+        until = math.inf if is_there else self.moment_to_offer(next_one, is_later_window=True)
         if (closed := self._wait_for_list(terms, deadline, until)) is not None:
             on_closed(closed)
         return closed
 
-    @property
-    def lead_seconds(self) -> float:
-        """How long before a deadline a contribution is to be offered."""
-        return min(MARGIN * self.publish_seconds + SECONDS_OF_GRACE, MOST_OF_A_WINDOW * self._window)
+    def moment_to_offer(self, deadline: float, *, is_later_window: bool) -> float:
+        """Return when to put a contribution to the window that ends at this deadline.
+
+        A later window of a round begins with the end of the one before, after which the round may still be closed.
+        """
+        lead = min(MARGIN * self.publish_seconds + SECONDS_OF_GRACE, MOST_OF_A_WINDOW * self._window)
+        if not is_later_window:
+            return deadline - lead
+        closing = min(seconds_for_bytes(self._window) + SECONDS_TO_CLOSE, self._window - SECONDS_OF_GRACE)
+        return max(deadline - lead, deadline - self._window + closing)
 
     def _put_pointer(self, offer: ContributionOffer, deadline: float) -> bool:
         started = self._files.clock()

@@ -168,11 +168,13 @@ class HubPeer:
             if not self._exchange.is_under_way:
                 now = self._clock()
                 deadline = next_deadline(self._deadline, self.run.window_seconds, now)
+                is_later = deadline > self._deadline  # somebody may close the round any time
                 has_some = self._samples_of_round or self._offered is not None
-                if now >= deadline - (self._exchange.lead_seconds if has_some else SECONDS_OF_GRACE):
+                moment = self._exchange.moment_to_offer(deadline, is_later_window=is_later)
+                if now >= (moment if has_some else deadline - SECONDS_OF_GRACE):
                     self._offer(deadline)
                     return True
-                if deadline > self._deadline:  # of the round's last window: somebody may close it any time
+                if is_later:
                     self._exchange.begin(self.state.terms(), self._deadline, None, self._step_along)
                 return False
             while (closed := self._exchange.outcome(SECONDS_BETWEEN_LOOKS if waits else 0.0)) is None:

@@ -100,5 +100,5 @@ def test_a_run_that_is_over_misses_nobody(answers):
     over = answers.run.replace(num_epochs=100)
     publish_recorded_run(answers.api, "alice/over", over, num_epochs=100, num_users=2, end=time.time(), checkpoints=[])
     html = answers("page alice/over")["html"]
-    assert "All epochs of the run are trained" in html and "<b>Swarm</b>" not in html
+    assert "The run is over: all 100 epochs are trained" in html and "<b>Swarm</b>" not in html
     assert "<b>Swarm</b>" in answers("page alice/run")["html"], "it is not over, and nobody has looked yet"
