@@ -143,7 +143,7 @@ class RoundExchange:
         lead = min(MARGIN * self.publish_seconds + SECONDS_OF_GRACE, MOST_OF_A_WINDOW * self._window)
         if not is_later_window:
             return deadline - lead
-        closing = min(seconds_for_bytes(self._window) + SECONDS_TO_CLOSE, self._window - SECONDS_OF_GRACE)
+        closing = min(seconds_for_bytes(self._window) + SECONDS_TO_CLOSE, self._window - 2 * SECONDS_OF_GRACE)
         return max(deadline - lead, deadline - self._window + closing)
 
     def _put_pointer(self, offer: ContributionOffer, deadline: float) -> bool:
@@ -185,7 +185,7 @@ class RoundExchange:
         is_long_past = self._files.clock() > deadline + seconds_for_bytes(self._window)
         said_at = SECONDS_BETWEEN_WORDS
         for seconds in chain([0.0] if is_long_past else [], polls(self._window)):
-            if self._stop.wait(seconds):
+            if self._stop.wait(min(seconds, max(0.0, until - self._files.clock()))):
                 return None
             waited = self._files.clock() - deadline
             try:

@@ -182,7 +182,8 @@ class HubPeer:
                     return False
             self._follow(closed)
         except RoundStillOpenError:
-            logger.debug("Round %d goes on without this peer's contribution, which is offered again.", self.epoch + 1)
+            if self._samples_of_round or self._offered is not None:  # at once: the next window may be nearly over
+                self._offer(next_deadline(self._deadline, self.run.window_seconds, self._clock()))
         except (OtherStateError, FalseListError) as error:
             logger.warning("This peer takes the newest checkpoint: %s.", error)
             self._recover(stop)
