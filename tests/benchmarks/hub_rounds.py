@@ -123,7 +123,7 @@ def goodput(*, is_quick: bool) -> list[Row]:
 
 def loss(*, is_quick: bool) -> list[Row]:
     """Return the held-out loss of a run, beside peers that talk to each other and train on the same samples."""
-    settings = dict(SETTINGS, window_seconds=8.0, num_epochs=3 if is_quick else 24)
+    settings = dict(SETTINGS, window_seconds=8.0 if is_quick else 30.0, num_epochs=3 if is_quick else 16)
     plan = HubPlan(model=TINY, settings=settings, num_peers=4, seconds_of_batch=(0.2,) * 4)
     _, closer = trained(plan)
     rounds = closer["rounds"]
