@@ -221,11 +221,12 @@ def test_an_owner_checks_starts_pauses_and_stops_and_visitors_look_on(
     assert written and [path for path in written if token_of_alice.encode() in path.read_bytes()] == []
 
 
+@pytest.mark.long
 @needs_browser
 def test_an_owner_trains_in_a_run_over_the_hub_and_the_dashboard_reads_it_from_the_lists(
     training_material, bundle, environment, tmp_path
 ):
-    settings = dict(wire="hub", window_seconds=4, local_steps=4, inner_batch_size=8, target_batch_size=8)
+    settings = dict(wire="hub", window_seconds=8, local_steps=4, inner_batch_size=8, target_batch_size=8)
     run = training_material.create_run("org/joined-over-the-hub", bucket_interval_epochs=2, **settings)
     at_home = {**environment, "RUN": run}
     with (
@@ -260,7 +261,6 @@ def peers_seen(repository, run, environment, folder):
     return seen
 
 
-@pytest.mark.long
 @needs_browser
 def test_at_home_mistakes_are_messages_and_the_page_ends_with_its_trainer(bundle, environment, live_run, tmp_path):
     with started_space(bundle, environment) as (space, address):
