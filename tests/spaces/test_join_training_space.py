@@ -261,6 +261,7 @@ def peers_seen(repository, run, environment, folder):
     return seen
 
 
+@pytest.mark.long
 @needs_browser
 def test_at_home_mistakes_are_messages_and_the_page_ends_with_its_trainer(bundle, environment, live_run, tmp_path):
     with started_space(bundle, environment) as (space, address):
