@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,6 +11,7 @@ from hub_tools.printing.consoles import open_console
 from pipelines.command_line.terminal.setting_options import parse_settings, refuse_given
 from pipelines.tools.chaos.attacks.table import ATTACKS
 from pipelines.tools.chaos.faults.fault_script import (
+    Fault,
     ServingFault,
     attack_in_the_middle,
     draw_faults,
@@ -96,14 +97,8 @@ def chaos(
     if wire == "hub":
         refuse_given(context, "--wire hub has no swarm to attack, serve or admit to", "attack", "serving", "admission")
     seconds, settings = minutes * 60, parse_settings(set_)
-    if script is not None:
-        planned = read_script(script, seed=seed, duration_seconds=seconds, num_peers=peers, wire=wire)
-    elif attack:
-        planned = tuple(attack_in_the_middle(name, seconds) for name in dict.fromkeys(attack))
-    elif serving:
-        planned = serving_faults_in_turn(serving, seconds)
-    else:
-        planned = draw_faults(seed=seed, duration_seconds=seconds, num_faults=faults, num_peers=peers, wire=wire)
+    where = dict(seed=seed, duration_seconds=seconds, num_peers=peers, wire=wire)
+    planned = _planned(script, attack, serving, faults, seconds, where)
     if dry_run:
         for line in script_text(planned).splitlines():
             typer.echo(line)
@@ -136,6 +131,24 @@ def chaos(
     _show(report, output, console)
     if not all(report.criteria.values()):
         raise typer.Exit(3)
+
+
+def _planned(
+    script: Path | None,
+    attack: list[str] | None,
+    serving: list[str] | None,
+    num_faults: int,
+    seconds: float,
+    where: dict[str, Any],
+) -> tuple[Fault, ...]:
+    """Return the faults of a script, attacks or faults of servers by name, or else such as are drawn."""
+    if script is not None:
+        return read_script(script, **where)
+    if attack:
+        return tuple(attack_in_the_middle(name, seconds) for name in dict.fromkeys(attack))
+    if serving:
+        return serving_faults_in_turn(serving, seconds)
+    return draw_faults(num_faults=num_faults, **where)
 
 
 def _show(report: "ChaosReport", output: Path, console: "rich.console.Console") -> None:  # noqa: F821 - see above

@@ -29,21 +29,26 @@ def chaos_command(*arguments):
     return [sys.executable, "-m", "pipelines.command_line.main", "chaos", *map(str, arguments)]
 
 
+def report_of(*arguments, seconds):
+    """Run the command with three peers; return how it ended, and its report."""
+    done = subprocess.run(
+        chaos_command("--peers", 3, *arguments, "--json"),
+        env={**os.environ, "NO_COLOR": "1", "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        check=False,
+    )
+    assert done.returncode in (0, 3), done.stderr[-3000:]
+    return done, json.loads(done.stdout.splitlines()[-1])
+
+
 @pytest.mark.long
 @pytest.mark.timeout(600)
 def test_training_survives_faults_with_equal_parameters_and_leaves_nothing_behind(tmp_path):
     script, output = tmp_path / "faults.json", tmp_path / "output"
     script.write_text(json.dumps(SCRIPT))
-    done = subprocess.run(
-        chaos_command("--peers", 3, "--minutes", SECONDS / 60, "--script", script, "--output", output, "--json"),
-        env={**os.environ, "NO_COLOR": "1", "COLUMNS": "200"},
-        capture_output=True,
-        text=True,
-        timeout=560,
-        check=False,
-    )
-    assert done.returncode in (0, 3), done.stderr[-3000:]
-    report = json.loads(done.stdout.splitlines()[-1])
+    done, report = report_of("--minutes", SECONDS / 60, "--script", script, "--output", output, seconds=560)
     # Goodput is a time and belongs to the benchmarks; all else holds on a busy machine too.
     assert {name: met for name, met in report["criteria"].items() if "goodput" not in name} == {
         "evaluation loss falls within noise": True,
@@ -74,16 +79,8 @@ def test_a_run_over_the_hub_survives_faults_with_equal_states_and_right_lists(tm
     ]
     script, output = tmp_path / "faults.json", tmp_path / "output"
     script.write_text(json.dumps(faults))
-    done = subprocess.run(
-        chaos_command("--wire", "hub", "--peers", 3, "--minutes", 2, "--script", script, "--output", output, "--json"),
-        env={**os.environ, "NO_COLOR": "1", "COLUMNS": "200"},
-        capture_output=True,
-        text=True,
-        timeout=880,
-        check=False,
-    )
-    assert done.returncode in (0, 3), done.stderr[-3000:]
-    report = json.loads(done.stdout.splitlines()[-1])
+    words = "--wire", "hub", "--minutes", 2, "--script", script, "--output", output
+    done, report = report_of(*words, seconds=880)
     met = {name for name, is_met in report["criteria"].items() if is_met}
     assert met >= {"all parameters equal at the end", "no orphan process", "every epoch led all to one state"}
     assert report["num_unexpected_exits"] == 0, done.stderr[-3000:]
