@@ -171,8 +171,12 @@ def _save_grid(prompts: list[str], drawn: "Sequence[Sequence[RankedImage]]", out
     from pipelines.tasks.text_to_image.generation.picture_grid import draw_picture_grid, save_picture
     from pipelines.tasks.text_to_image.generation.picture_mosaic import draw_picture_mosaic
 
-    draw = draw_picture_mosaic if is_mosaic else draw_picture_grid
-    save_picture(draw(list(zip(prompts, drawn, strict=True))), output)
+    rows = list(zip(prompts, drawn, strict=True))
+    if is_mosaic:
+        picture = draw_picture_mosaic([(prompt, [best.image for best in ranked]) for prompt, ranked in rows])
+    else:
+        picture = draw_picture_grid(rows)
+    save_picture(picture, output)
 
 
 def _save_pictures(drawn: "Sequence[Sequence[RankedImage]]", folder: Path | None) -> list[list[Path | None]]:

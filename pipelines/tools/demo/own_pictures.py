@@ -130,7 +130,7 @@ def run_own_pictures(
     )
     summary = summarise_demo(result, picture_bytes=mean_bytes(pictures, reading))
     write_summary(
-        output, f"{name}, trained together", summary, result.history,
+        output, f"{name}, trained together", summary, result,
         grid_title="Captions of the collection, the best four pictures of each",
     )  # fmt: skip
     return summary

@@ -10,7 +10,7 @@ from rich.console import Console
 from pipelines.tasks.presets import DEMO
 from pipelines.tools.demo.demo_plan import DemoPlan
 from pipelines.tools.demo.running.progress_lines import ProgressLines
-from pipelines.tools.demo.scenes.caption_judge import held_out_scene_captions, score_drawings
+from pipelines.tools.demo.scenes.caption_judge import held_out_scene_captions, judge_caption, score_drawings
 from pipelines.tools.demo.shipped_models import PRETRAINED_CLIP, PRETRAINED_CODEC
 from pipelines.tools.demo.stages import Stages
 from pipelines.tools.demo.summary import DemoSummary, mean_picture_bytes, summarise_demo, write_summary
@@ -75,10 +75,16 @@ def run_scenes_demo(
             output,
             "Scenes drawn by a model that two peers trained together",
             summary,
-            result.history,
+            result,
             grid_title="Pictures for captions that were never trained on, best first",
+            faults=[_faults(caption, best) for caption, (best, *_) in result.grid],
         )
     return summary
+
+
+def _faults(caption: str, file: str) -> list[str]:
+    """Return the attributes that the judge sees otherwise than the caption says."""
+    return [name for name, is_right in (judge_caption(caption, *_read([file])) or {}).items() if not is_right]
 
 
 def _read(files: list[str]) -> list[np.ndarray]:

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
 from rich.console import Console
 from rich.text import Text
 
@@ -15,6 +16,8 @@ from hub_tools.atomic_files import write_text_whole
 from hub_tools.printing.marked_up import escaped
 from pipelines.features.publishing.metrics.evaluation.held_out_losses import held_out_loss
 from pipelines.features.publishing.metrics.loss_curve import draw_loss_curve
+from pipelines.tasks.text_to_image.generation.picture_grid import save_picture
+from pipelines.tasks.text_to_image.generation.picture_mosaic import draw_picture_mosaic
 from pipelines.tools.demo.running_spaces import read_addresses
 from pipelines.tools.demo.scenes.caption_judge import SceneScore
 from pipelines.tools.demo.whole_line import LineResult
@@ -100,11 +103,22 @@ def summarise_demo(result: LineResult, *, picture_bytes: float, scores: Sequence
 
 
 def write_summary(
-    folder: Path, title: str, summary: DemoSummary, history: Sequence[dict[str, Any]], *, grid_title: str
+    folder: Path,
+    title: str,
+    summary: DemoSummary,
+    result: LineResult,
+    *,
+    grid_title: str,
+    faults: Sequence[Sequence[str]] | None = None,
 ) -> None:
-    """Write `summary.json`, `summary.html` and `loss_curve.png` beside the grid, which `grid_title` describes."""
+    """Write `grid.png`, `summary.json`, `summary.html` and `loss_curve.png`.
+
+    faults: what is wrong with the best picture of each caption of the grid; None: nobody has judged.
+    """
+    pictures = [(caption, [Image.open(file).convert("RGB") for file in files]) for caption, files in result.grid]
+    save_picture(draw_picture_mosaic(pictures, faults), folder / "grid.png")
     write_text_whole(folder / "summary.json", summary.to_json())
-    draw_loss_curve(list(history), folder / "loss_curve.png")
+    draw_loss_curve(list(result.history), folder / "loss_curve.png")
     page = _page(title, summary, grid_title, read_addresses(folder), folder)
     write_text_whole(folder / "summary.html", page)
 

@@ -7,7 +7,7 @@ where an interrupted one has stopped.
 import contextlib
 import dataclasses
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,6 +54,9 @@ class LineResult:
 
     unranked_pictures: list[str]
     """Per caption, the file of the first candidate: the result without CLIP."""
+
+    grid: Sequence[tuple[str, list[str]]]
+    """The captions of the grid with the files of their pictures, best first."""
 
     num_parameters: int
     kept: int
@@ -138,11 +141,12 @@ def run_whole_line(
             captions = list_captions()
         stack.enter_context(_open_spaces(line, captions))
         train_to_the_end(line)
-        best, unranked = _draw_all(line, captions)
+        grid, best, unranked = _draw_all(line, captions)
         with stages.lines.doing("Collecting the figures"):
             parameters = line.api.get_safetensors_metadata(plan.repository())
             return LineResult(
                 stage_seconds=stages.seconds,
+                grid=list(zip(captions, grid, strict=False)),
                 best_pictures=[pictures[0] for pictures in best],
                 unranked_pictures=[pictures[0] for pictures in unranked],
                 num_parameters=sum(parameters.parameter_count.values()),
@@ -300,28 +304,28 @@ def create_run(line: Line, *options: str) -> None:
             line.stages.lines.say(f"  {one_line(sentence)}")
 
 
-def _draw_all(line: Line, captions: list[str]) -> tuple[list[list[str]], list[list[str]]]:
-    """Draw the grid and all captions; return the files of those that CLIP chose, and of one candidate each.
+def _draw_all(line: Line, captions: list[str]) -> tuple[list[list[str]], list[list[str]], list[list[str]]]:
+    """Draw the grid and all captions; return the files of the grid, of those CLIP chose, and of one candidate each.
 
     If the grid has all captions it is drawn alone.
     """
     plan, number = line.plan, counted(len(captions), "caption")
-    _draw(
+    grid = _draw(
         line, f"Drawing a grid, {plan.num_candidates} candidates for each caption",
-        captions[: plan.num_captions_in_grid], "grid", "--mosaic", num_candidates=plan.num_candidates, keep=plan.keep,
+        captions[: plan.num_captions_in_grid], "grid", num_candidates=plan.num_candidates, keep=plan.keep,
     )  # fmt: skip
     if len(captions) <= plan.num_captions_in_grid:
-        return [], []
+        return grid, [], []
     best = _draw(
         line, f"Drawing {number}, {plan.num_candidates} candidates each", captions, "ranked",
         num_candidates=plan.num_candidates, keep=1,
     )  # fmt: skip
     once = _draw(line, f"Drawing {number} once, without CLIP", captions, "unranked", num_candidates=1, keep=1)
-    return best, once
+    return grid, best, once
 
 
 def _draw(
-    line: Line, description: str, captions: list[str], name: str, *options: str, num_candidates: int, keep: int
+    line: Line, description: str, captions: list[str], name: str, *, num_candidates: int, keep: int
 ) -> list[list[str]]:
     """Draw captions with the published model; return, per caption, the files of the pictures that were kept."""
     stages, plan = line.stages, line.plan
@@ -333,7 +337,7 @@ def _draw(
             "dalle-collab", "generate", plan.repository(), "--prompts", str(prompts),
             "--candidates", str(num_candidates), "--keep", str(keep), "--top-k", str(plan.top_k),
             "--temperature", str(plan.temperature), "--batch-size", "256",
-            "--output", str(plan.output / f"{name}.png"), "--pictures", str(plan.work / name), "--json", *options,
+            "--output", str(plan.work / f"{name}.png"), "--pictures", str(plan.work / name), "--json",
             log_name="generate",
         )  # fmt: skip
         answers = [json.loads(answer) for answer in output.splitlines() if answer.startswith("{")]
@@ -344,7 +348,7 @@ def _draw(
 
     files = stages.once(
         "generation", description, draw, piece=name, inputs=line.commit(),
-        outputs=[plan.work / name, plan.output / f"{name}.png"],
+        outputs=[plan.work / name],
     )  # fmt: skip
     return [[str(plan.output / file) for file in kept] for kept in files]
 

@@ -84,7 +84,7 @@ def check_figures(plan, result):
     assert summary.evaluation is not None and summary.evaluation["loss"] > 0
     assert 0.5 < summary.bytes_per_parameter_per_round < 2.0
     assert 0 < summary.bytes_per_sample_on_the_wire < summary.bytes_per_sample_jpeg
-    write_summary(plan.output, "A title", summary, result.history, grid_title="A grid")
+    write_summary(plan.output, "A title", summary, result, grid_title="A grid")
     stored = json.loads((plan.output / "summary.json").read_text())
     assert {"scores", "stage_seconds", "share_averaged", "epochs", "parameters"} <= stored.keys()
     assert set(stored["stage_seconds"]) >= {"pictures", "preparation", "publishing", "training", "generation"}
