@@ -22,7 +22,7 @@ from pipelines.tools.demo.scenes_demo import RUN_SETTINGS
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md"))]
 DOCUMENTS = [
     *(ROOT / name for name in ("CHANGELOG.md", "AGENTS.md", "llms.txt", "skills/dalle-collab/SKILL.md")),
     *PAGES,
@@ -198,7 +198,7 @@ def test_every_file_that_a_document_links_to_exists(document):
 
 
 def test_the_sizes_of_the_table_are_the_defaults_and_the_demos():
-    table = (ROOT / "docs" / "measurements.md").read_text(encoding="utf-8")
+    table = (ROOT / "docs" / "measurements" / "demos.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `(\w+)` \| (\d+) \| (\d+) \|$", table, re.MULTILINE)
     assert len(rows) >= 6
     run = TrainingRun(run_id="run", model_config={}, dataset_repository="org/codes", dataset_revision="main")

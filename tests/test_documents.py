@@ -121,7 +121,7 @@ def pages_of(entries: list[dict]) -> Iterator[str]:
 
 def test_the_contents_of_the_site_name_every_page_once(site):
     named = list(pages_of(site["nav"]))
-    pages = {str(path.relative_to(ROOT)) for path in (ROOT / "docs").glob("*.md")}
+    pages = {str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md")}
     assert sorted(named) == sorted(pages | {"README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"})
 
 

@@ -118,7 +118,7 @@ def test_a_row_of_the_model_beside_dalle_pytorch_is_as_measured(label):
     better, worse = ("less", "more") if row["unit"] == "MiB" else ("faster", "slower")
     ratio = ours / peer if row["unit"] == "1/s" else peer / ours
     said = f"{_short(ratio)} x {better}" if ratio >= 1 else f"{_short(1 / ratio)} x {worse}"
-    check_quoted(f"| {label} | {_short(ours)} | {_short(peer)} | {said} |", "measurements")
+    check_quoted(f"| {label} | {_short(ours)} | {_short(peer)} | {said} |", "measurements/model")
 
 
 def test_the_rows_of_the_model_on_a_gpu_are_as_measured():
@@ -127,13 +127,13 @@ def test_the_rows_of_the_model_on_a_gpu_are_as_measured():
         ratio = peer and (peer / ours if unit == "s" else ours / peer)
         beside = f"{_short(peer)} | {_short(ratio)} x better" if peer else "- | -"
         label = f"{row['case'].removeprefix('paper, ')}: {row['metric']}{'' if unit == '1' else f' ({unit})'}"
-        check_quoted(f"| {label} | {_short(ours)} | {beside} |", "measurements")
+        check_quoted(f"| {label} | {_short(ours)} | {beside} |", "measurements/model")
 
 
 @pytest.mark.parametrize("label", DATASET_ROWS)
 def test_a_row_about_making_a_dataset_is_as_measured(label):
     number, key = DATASET_ROWS[label]
-    check_quoted(f"| {label} | {_short(measured('data')[number][key])} |", "measurements")
+    check_quoted(f"| {label} | {_short(measured('data')[number][key])} |", "measurements/datasets")
 
 
 def stream_rows():
@@ -154,7 +154,7 @@ def stream_rows():
 
 def test_the_table_of_streams_is_as_measured():
     for line in stream_rows():
-        check_quoted(line, "measurements")
+        check_quoted(line, "measurements/datasets")
 
 
 def test_the_coverage_of_a_pass_is_as_measured():
@@ -163,22 +163,22 @@ def test_the_coverage_of_a_pass_is_as_measured():
     for row in rows[:3]:
         num_peers = f"{int(row['case'].split()[0]):,}"
         said = f"| {num_peers} peers | {_short(row['ours'])} | {_short(row['peer'])} |"
-        check_quoted(said, "measurements")
+        check_quoted(said, "measurements/datasets")
     alone, with_ledger = rows[3:]
     said = f"{_short(with_ledger['ours'])} %, without it {_short(alone['ours'])} %, and one of `datasets`"
-    check_quoted(said, "measurements")
-    check_quoted(f"{_short(alone['peer'])} %", "measurements")
+    check_quoted(said, "measurements/datasets")
+    check_quoted(f"{_short(alone['peer'])} %", "measurements/datasets")
 
 
 def test_the_vqgans_shares_are_as_measured():
     shares = [row["ours"] for row in measured("data") if row["metric"].startswith("share of the time")]
-    said = [line for line in page("measurements").splitlines() if line.startswith("| the same: the VQGAN's share")]
+    said = [line for line in page("measurements/datasets").splitlines() if line.startswith("| the same: the VQGAN's share")]
     assert said == [f"| the same: the VQGAN's share (%) | {_short(share)} |" for share in shares]
 
 
 def test_the_memory_of_killed_preparations_is_as_measured():
     runs = long_run("preparation")["runs"]
-    check_quoted(f"held at most {max(run['peak_bytes'] for run in runs) / 1e9:.2f} GB", "measurements")
+    check_quoted(f"held at most {max(run['peak_bytes'] for run in runs) / 1e9:.2f} GB", "measurements/datasets")
     assert len({run["digest"] for run in runs}) == 1 and all(run["is_every_sample_counted"] for run in runs)
     assert {(run["workers"], run["batch_size"]) for run in runs if run["kills"] == 3} == {
         (workers, batch_size) for workers in (1, 2) for batch_size in (1, 7, 64)
@@ -204,7 +204,7 @@ def test_the_errors_of_the_codecs_are_as_measured():
     for single, average in zip(rows[::2], rows[1::2], strict=True):
         assert single["case"] == average["case"]
         said = [f"{_per_cent(single[key])}, {_per_cent(average[key])}" for key in ("ours", "peer", "floor")]
-        check_quoted(f"| {single['case']} | {' | '.join(said)} |", "measurements")
+        check_quoted(f"| {single['case']} | {' | '.join(said)} |", "measurements/training")
 
 
 def test_the_losses_of_averaging_in_8_bits_are_as_measured_and_within_half_a_per_cent_of_float32():
@@ -213,11 +213,11 @@ def test_the_losses_of_averaging_in_8_bits_are_as_measured_and_within_half_a_per
     assert mean["ours"] == pytest.approx(mean["peer"], rel=0.005)
     for row in (*pairs, mean):
         label = row["case"].partition(": ")[2]
-        check_quoted(f"| {label} | {row['ours']:.4f} | {row['peer']:.4f} |", "measurements")
+        check_quoted(f"| {label} | {row['ours']:.4f} | {row['peer']:.4f} |", "measurements/training")
 
 
 def test_the_losses_and_bytes_of_sparse_rounds_are_as_measured():
-    rows, said = measured("sparse_rounds"), page("measurements").splitlines()
+    rows, said = measured("sparse_rounds"), page("measurements/training").splitlines()
     losses = [row for row in rows if row["unit"] == "nat"]
     assert len(losses) >= 4
     for row in losses:
@@ -229,7 +229,7 @@ def test_the_losses_and_bytes_of_sparse_rounds_are_as_measured():
             case = f"{row['case'].partition(',')[0]}: {row['metric']}"
             assert f"| {case} | {_short(row['ours'])} | {_short(row['peer'])} |" in said
     (of_a_sample,) = [row for row in rows if row["metric"].startswith("upload of a trainer for each sample")]
-    check_quoted(f"{of_a_sample['ours']:.1f} bytes for each sample of the swarm", "measurements")
+    check_quoted(f"{of_a_sample['ours']:.1f} bytes for each sample of the swarm", "measurements/training")
 
 
 def local_steps_lines():
@@ -256,12 +256,12 @@ def local_steps_lines():
 
 
 def test_the_losses_of_optimizers_and_local_steps_are_as_measured():
-    said, metrics = page("measurements").splitlines(), [row["metric"] for row in measured("local_steps")]
+    said, metrics = page("measurements/training").splitlines(), [row["metric"] for row in measured("local_steps")]
     missing = [line for line in local_steps_lines() if line not in said]
-    assert not missing, "\n".join(["docs/measurements.md lacks:", *missing])
+    assert not missing, "\n".join(["docs/measurements/training.md lacks:", *missing])
     tuned = sum(metric.startswith("tuning, ") for metric in metrics)
     compared = metrics.count("3000 steps, mean of the seeds")
-    check_quoted(f"So far {tuned} of 26 cells are tuned, and {compared} of the 14 best", "measurements")
+    check_quoted(f"So far {tuned} of 26 cells are tuned, and {compared} of the 14 best", "measurements/training")
 
 
 def _per_cent(value):
@@ -269,10 +269,10 @@ def _per_cent(value):
 
 
 def test_a_peers_memory_is_as_measured():
-    said = page("measurements").splitlines()
+    said = page("measurements/model").splitlines()
     (start,) = [number for number, line in enumerate(said) if line == "| | holds | needs |"]
     rows = {row["metric"]: row for row in measured("peer_memory") if row["case"].startswith("paper")}
-    check_quoted(f"is {_short(rows['highest']['peer'])} MB.", "measurements")
+    check_quoted(f"is {_short(rows['highest']['peer'])} MB.", "measurements/model")
     table = said[start + 2 : said.index("", start)]
     assert len(table) == 10
     for line in table:
@@ -359,15 +359,15 @@ def test_drawing_in_fewer_passes_is_as_measured():
     for name, window in [*(("default", window) for window in (2, 4, 8, 16)), ("top-p 0.9", 16), ("guidance 2", 16)]:
         case = f"trained on scenes, {name}{' sampling' * (name == 'default')}, window {window}"
         label = f"{name}, {window} codes in a pass"
-        check_quoted(f"| {label} | {_short(shares[case])} | {differ[case]:.0f} |", "measurements")
+        check_quoted(f"| {label} | {_short(shares[case])} | {differ[case]:.0f} |", "measurements/model")
     for row in rows:
         if row["case"].startswith("paper") and row["metric"].startswith("image codes, passes x"):
             _, weights, number, *_ = row["case"].split(", ")
             line = f"| {weights}, {number.split()[0]} | {_short(row['ours'])} | {_short(row['floor'])} |"
-            check_quoted(line, "measurements")
+            check_quoted(line, "measurements/model")
     (loss,) = [row for row in rows if row["metric"] == "held-out loss"]
     change = (loss["ours"] / loss["peer"] - 1) * 100
-    check_quoted(f"held-out loss of {loss['peer']:.4f} by {change:.3f} %.", "measurements")
+    check_quoted(f"held-out loss of {loss['peer']:.4f} by {change:.3f} %.", "measurements/model")
 
 
 @pytest.mark.parametrize("situation", ["quiet", "a core is busy", "quiet again"])
@@ -375,12 +375,12 @@ def test_training_beside_other_programs_is_as_measured(situation):
     rows = [row for row in measured("training") if row["case"].endswith(f"micro-batches of 4, {situation}")]
     rates = {row["metric"]: _short(row["ours"]) for row in rows}
     adaptive = rates["adaptive threads beside the best number"]
-    check_quoted(f"| {situation} | {adaptive} | {rates['1 thread']} | {rates['2 threads']} |", "measurements")
+    check_quoted(f"| {situation} | {adaptive} | {rates['1 thread']} | {rates['2 threads']} |", "measurements/model")
 
 
 def test_sparse_peers_over_slow_links_are_as_measured():
     (row,) = [row for row in measured("training") if row["metric"].startswith("goodput, links of 2 Mbit/s")]
-    check_quoted(f"trained {_short(row['ours'] / row['peer'])} times as many samples", "measurements")
+    check_quoted(f"trained {_short(row['ours'] / row['peer'])} times as many samples", "measurements/training")
 
 
 def test_a_run_over_the_hub_costs_what_was_measured():
