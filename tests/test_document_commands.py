@@ -168,7 +168,9 @@ def test_a_page_of_docs_mentions_what_people_need(words):
 
 def test_the_readme_fits_into_two_hundred_lines_and_leads_to_every_page():
     assert len(README.splitlines()) <= 200
-    assert [path.name for path in PAGES[1:] if f"]({path.relative_to(ROOT)})" not in README] == []
+    # A page in a folder is led to by the one that has the folder's name.
+    first = [path for path in PAGES[1:] if not path.parent.with_suffix(".md").exists()]
+    assert [path.name for path in first if f"]({path.relative_to(ROOT)})" not in README] == []
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))

@@ -9,7 +9,7 @@ SECONDS_OF_A_BATCH = 10.0
 """What a round may take, divided among the batches that are computed between two rounds."""
 
 LOCAL_STEPS = (1, 5, 15, 50)
-"""Measured numbers of local steps (docs/measurements.md)."""
+"""Measured numbers of local steps (docs/measurements/training.md)."""
 
 INNER_RATE = 4e-4
 """Peak learning rate of `muon` with inner batches of 256."""

@@ -20,7 +20,7 @@ NGRAM_PERPLEXITIES = {
 }
 """By task and by the Python whose documentation is the text: of held-out text of `demo text`, with 2,048 tokens in
 sequences of 128, by an interpolated modified Kneser-Ney model of order 5; for masks by a mixture of four that look to
-both sides. How they were measured is in docs/measurements.md."""
+both sides. How they were measured is in docs/measurements/demos.md."""
 
 PROMPTS = ("The file is", "Return the", "A class that", "If the argument is")
 NUM_NEW_TOKENS = 48
