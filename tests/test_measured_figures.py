@@ -172,7 +172,8 @@ def test_the_coverage_of_a_pass_is_as_measured():
 
 def test_the_vqgans_shares_are_as_measured():
     shares = [row["ours"] for row in measured("data") if row["metric"].startswith("share of the time")]
-    said = [line for line in page("measurements/datasets").splitlines() if line.startswith("| the same: the VQGAN's share")]
+    lines = page("measurements/datasets").splitlines()
+    said = [line for line in lines if line.startswith("| the same: the VQGAN's share")]
     assert said == [f"| the same: the VQGAN's share (%) | {_short(share)} |" for share in shares]
 
 
