@@ -63,9 +63,10 @@ class PassTracker:
         """
         if num_records <= 0:
             return
-        opened = list(self.open.items())
-        own, nobodys = ([item for item in opened if item[1].reader == name] for name in (reader, None))
-        others = (item for item in opened if item[1].reader not in (reader, None))
+        own, nobodys, others = [], [], []
+        for block, held in self.open.items():
+            if held.free:
+                (own if held.reader == reader else nobodys if held.reader is None else others).append((block, held))
         for block, held in itertools.chain(own, nobodys, iter(self._open_next, None), others):
             if held.free and held.reader is None:
                 held.reader = reader
