@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-language test test-core test-quick test-processes test-slow test-swarm test-long test-soak lint bench bench-gpu verify-figures constraints docs
+.PHONY: help install demo demo-language test test-core test-quick test-processes test-slow test-swarm test-long test-soak pictures-of-pages lint bench bench-gpu verify-figures constraints docs
 
 VENV := .venv
 STAMP := $(VENV)/.installed
@@ -59,6 +59,9 @@ test-long: $(STAMP)  ## Attack small swarms and a simulated large one, kill prep
 
 test-soak: $(STAMP)  ## Let a small swarm train for 2,000 epochs and say what has grown in its processes
 	$(VENV)/bin/python tests/long/soak.py
+
+pictures-of-pages: $(STAMP)  ## Take pictures of all pages in each state of a run's life; then look at pages-output/index.html
+	$(VENV)/bin/python tests/long/pictures_of_pages.py
 
 lint: $(STAMP)  ## Check style and types
 	$(VENV)/bin/ruff check .
