@@ -38,7 +38,7 @@ test-core: $(STAMP)  ## Run the tests of the core alone: peers that train one th
 	$(VENV)/bin/python -m pytest tests/pipelines/core -m "not long" $(AT_ONCE) 3 $(AGAIN)
 
 test-quick: $(STAMP)
-	$(VENV)/bin/python -m pytest -m "not slow" $(AT_ONCE) 2
+	$(VENV)/bin/python -m pytest -m "not slow" $(AT_ONCE) 3
 
 # The swarms first; slow tests fill the gaps at the end.
 test-processes: $(STAMP)
