@@ -165,6 +165,11 @@ def test_everything_can_be_moved_with_the_keyboard(hub, address):
         page.get_by_label("All time").press("ArrowLeft")
         page.get_by_role("button", name="Show all 200").press("Enter")
         assert page.locator("#leaderboard-rows tr").count() == 200
+        page.get_by_role("button", name="User").press("Enter")
+        assert page.locator("#leaderboard-rows tr .rank").first.inner_text() == "1", "< comes before letters"
+        page.get_by_role("button", name="User").press("Enter")
+        assert page.locator("#leaderboard-rows th").first.get_attribute("title") == "W" * 96
+        assert page.locator("#leaderboard [aria-sort=descending]").inner_text().startswith("User")
         page.locator("#reel-epoch").press("Home")
         assert page.locator("#reel-epoch-value").inner_text().startswith("epoch 100 ")
         page.get_by_role("button", name="Play").press("Enter")

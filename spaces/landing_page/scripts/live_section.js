@@ -19,6 +19,7 @@ export function prepareLiveSection() {
     format: asShort,
     describe: describe(asPeers),
     fromZero: true,
+    countsThings: true,
   });
 }
 
