@@ -43,7 +43,7 @@ def build_interface(dashboard: Dashboard) -> gr.Blocks:
                 first = gr.Slider(0, 100, value=0, step=0.1, label="From (% of the history)", min_width=260)
                 last = gr.Slider(0, 100, value=100, step=0.1, label="To (% of the history)", min_width=260)
             with gr.Row():
-                is_log = gr.Checkbox(False, label="Log scale", min_width=120)
+                is_log = gr.Checkbox(False, label="Log scale", min_width=160)
                 smoothing = gr.Slider(0, MOST_SMOOTHING, value=0, step=0.01, label="Smoothing", min_width=260)
                 asked = gr.Textbox(
                     label="Compare with", placeholder="ORG/RUN", max_lines=1, max_length=200, min_width=260
@@ -79,17 +79,20 @@ def build_interface(dashboard: Dashboard) -> gr.Blocks:
         often, seldom = gr.Timer(SECONDS_BETWEEN_LOOKS), gr.Timer(SECONDS_BETWEEN_DRAWINGS)
         gr.on([interface.load, often.tick], look, None, [headline, notices], **quiet)
         gr.on([interface.load, seldom.tick], dashboard.now, None, now, **quiet)
-        redraw = [interface.load, seldom.tick, *(control.change for control in window)]
+        redraw = [interface.load, seldom.tick, *(control.change for control in window[:-1])]
         gr.on(redraw, dashboard.charts, window, charts, trigger_mode="always_last", **quiet)
         charts.select(zoom, axis, [first, last], **quiet)
         charts.double_click(lambda: (0, 100), None, [first, last], **quiet)
-        gr.on([asked.submit, asked.blur], lambda name: name.strip(), asked, compared, **quiet)
-        gr.on([swarm_tab.select, often.tick, search.change, page.change, peer_order.change], dashboard.peers,
+        chosen = gr.on([asked.submit, asked.blur], lambda name: name.strip(), asked, compared, **quiet)
+        chosen.then(dashboard.charts, window, charts, **quiet)  # outside the queue a state's own event does not come
+        gr.on([swarm_tab.select, often.tick, search.change, page.change], dashboard.peers,
               [search, page, peer_order], peers, trigger_mode="always_last", **quiet)  # fmt: skip
-        gr.on([board_tab.select, span.change, board_order.change], dashboard.board, [span, board_order], board,
+        gr.on([board_tab.select, span.change], dashboard.board, [span, board_order], board,
               trigger_mode="always_last", **quiet)  # fmt: skip
-        for table, order, columns in ((peers, peer_order, COLUMNS), (board, board_order, BOARD_COLUMNS)):
-            table.select(sorting(columns), order, order, **quiet)
+        sorted_peers = peers.select(sorting(COLUMNS), peer_order, peer_order, **quiet)
+        sorted_peers.then(dashboard.peers, [search, page, peer_order], peers, **quiet)
+        sorted_board = board.select(sorting(BOARD_COLUMNS), board_order, board_order, **quiet)
+        sorted_board.then(dashboard.board, [span, board_order], board, **quiet)
         gr.on([checkpoint_tab.select], dashboard.checkpoints, None, checkpoints, **quiet)
         gr.on([reel_tab.select], dashboard.reel, None, reel, **quiet)
         for name, answer in answers(dashboard).items():

@@ -174,13 +174,13 @@ def look_closer(page, tmp_path):
     loss.locator("path.other").wait_for(timeout=30_000)
     take_picture(page, "dashboard_compared", tmp_path)
     box = loss.locator("svg").bounding_box()
-    page.mouse.move(box["x"] + 0.5 * box["width"], box["y"] + 50)
+    page.mouse.move(box["x"] + 0.1 * box["width"], box["y"] + 50)
     page.mouse.down()
-    page.mouse.move(box["x"] + 0.75 * box["width"], box["y"] + 60, steps=3)
+    page.mouse.move(box["x"] + 0.3 * box["width"], box["y"] + 60, steps=3)
     assert OTHER_RUN in loss.locator("output").inner_text()
     page.mouse.up()
-    page.wait_for_function("Number(document.querySelector('.plot').dataset.low) > 400", timeout=30_000)
-    assert float(loss.locator(".plot").get_attribute("data-high")) < 900
+    page.wait_for_function("Number(document.querySelector('.plot').dataset.low) > 100", timeout=30_000)
+    assert float(loss.locator(".plot").get_attribute("data-high")) < 400
     assert page.get_by_label("number input for From").input_value() not in ("", "0")
     loss.locator("svg").dblclick()
     page.wait_for_function("document.querySelector('.plot').dataset.low === '1.0'", timeout=30_000)
