@@ -128,14 +128,14 @@ def nice_ticks(low: float, high: float, most: int) -> list[float]:
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """Return at most seven of 1, 2 and 5 times powers of ten in [low, high]; other round numbers where none are two."""
+    """Return at most seven of 1, 2 and 5 times powers of ten in [low, high]; round ones if those are fewer than three."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     for factors, step in ((1, 2, 5), 1), ((1,), 1), ((1,), math.ceil(len(powers) / 6)):
         ticks = [factor * 10.0**power for power in powers[::step] for factor in factors]
         inside = [float(f"{tick:.1g}") for tick in ticks if low <= tick <= high]
         if len(inside) <= 7:
             break
-    return inside if len(inside) > 1 else nice_ticks(low, high, 4)
+    return inside if len(inside) > 2 else nice_ticks(low, high, 4)
 
 
 def smooth(values: np.ndarray, weight: float) -> np.ndarray:

@@ -84,8 +84,10 @@ STYLE = """
 .board .reel { display: grid; grid-template-columns: repeat(auto-fill, minmax(9rem, 1fr)); gap: 1rem; list-style: none;
   padding: 0; margin: 0.6rem 0 0; }
 .board .reel img { width: 100%; border-radius: 6px; image-rendering: auto; margin: 0; }
-.board .reel.newest { display: block; padding: 0; }
+.board .reel.newest { display: flex; align-items: end; gap: 0.8rem; overflow-x: auto; padding: 0; }
+.board .reel.newest li { flex: none; font-size: 0.8rem; }
 .board .reel.newest span { display: block; }
-.board .reel.newest img { width: auto; max-width: 100%; max-height: 13rem; }
+.board .reel.newest img { width: auto; max-width: 18rem; max-height: 7rem; }
+.board .reel.newest li:last-child img { max-width: min(26rem, 80vw); max-height: 13rem; }
 .board .reel span { color: var(--quiet); }
 """

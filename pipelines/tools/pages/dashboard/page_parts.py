@@ -25,6 +25,7 @@ MOST_NATS = 50.0
 
 MAX_CHECKPOINTS = 50
 MAX_PICTURES = 24
+MAX_IN_TIME_LINE = 8
 MAX_BOARD_ROWS = 100
 MAX_NAMES = 8
 BOARD_COLUMNS: Columns = {name: lambda row, name=name: row[name] for name in ("samples", "hours", "candidates")}
@@ -132,9 +133,13 @@ def now_html(names: Sequence[str], began: float, view: HubView, *, is_live: bool
     lines = [f"<b>{escaped(who)}</b> {verb} now."] if is_live else []
     if began > 0:
         lines.append(f"The first epoch ended on {escaped(date(began))}.")
-    epoch = max(view.pictures, default=None)
-    picture = "" if epoch is None else f'<ul class="reel newest">{_reel_picture(view, epoch)}</ul>'
-    return f'<div class="board"><p>{" ".join(lines)}</p>{picture}</div>'
+    epochs = sorted(view.pictures)
+    # The first, the newest, and some between them.
+    places = range(min(MAX_IN_TIME_LINE, len(epochs)))
+    chosen = [epochs[round(place * (len(epochs) - 1) / max(1, len(places) - 1))] for place in places[:-1]]
+    line = "".join(_reel_picture(view, epoch) for epoch in [*chosen, *epochs[-1:]])
+    pictures = f'<ul class="reel newest" aria-label="What the model drew">{line}</ul>' if epochs else ""
+    return f'<div class="board"><p>{" ".join(lines)}</p>{pictures}</div>'
 
 
 def _small(text: str) -> str:
