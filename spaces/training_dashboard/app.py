@@ -12,12 +12,16 @@ from fastapi.routing import APIRoute
 
 from hub_tools.endpoint import prepare_hub_client
 from hub_tools.printing.printable import one_line
-from pipelines.tools.pages.dashboard.dashboard import Dashboard
+from pipelines.tools.pages.board_script import BOARD_SCRIPT
+from pipelines.tools.pages.dashboard.dashboard import MOST_SMOOTHING, Dashboard
 from pipelines.tools.pages.dashboard.page_look import STYLE
+from pipelines.tools.pages.dashboard.page_parts import BOARD_COLUMNS
+from pipelines.tools.pages.dashboard.peer_table import COLUMNS
 from pipelines.tools.pages.dashboard.programs import SPANS
 from pipelines.tools.pages.dashboard.settings import DashboardSettings
 from pipelines.tools.pages.own_pages import own_pages_only
 from pipelines.tools.pages.page_style import PAGE_STYLE
+from pipelines.tools.pages.table_order import Columns, next_order
 
 SECONDS_BETWEEN_LOOKS = 2.0
 SECONDS_BETWEEN_DRAWINGS = 15.0
@@ -36,17 +40,24 @@ def build_interface(dashboard: Dashboard) -> gr.Blocks:
                 axis = gr.Radio(
                     [("epochs", "epoch"), ("time (UTC)", "time")], value="epoch", label="Axis", min_width=260
                 )
-                first = gr.Slider(0, 100, value=0, step=0.5, label="From (% of the history)", min_width=260)
-                last = gr.Slider(0, 100, value=100, step=0.5, label="To (% of the history)", min_width=260)
-            charts = gr.HTML()
+                first = gr.Slider(0, 100, value=0, step=0.1, label="From (% of the history)", min_width=260)
+                last = gr.Slider(0, 100, value=100, step=0.1, label="To (% of the history)", min_width=260)
+            with gr.Row():
+                is_log = gr.Checkbox(False, label="Log scale", min_width=160)
+                smoothing = gr.Slider(0, MOST_SMOOTHING, value=0, step=0.01, label="Smoothing", min_width=260)
+                asked = gr.Textbox(
+                    label="Compare with", placeholder="ORG/RUN", max_lines=1, max_length=200, min_width=260
+                )
+            gr.Markdown("Drag over a curve to zoom in, double-click to see all of it.")
+            charts, compared = gr.HTML(js_on_load=BOARD_SCRIPT), gr.State("")
         with gr.Tab(SWARM_TAB) as swarm_tab:
             with gr.Row():
                 search = gr.Textbox(label="Search", placeholder="user, device, version, state", max_lines=1, scale=3)
                 page = gr.Number(1, precision=0, minimum=1, label="Page", scale=1, min_width=100)
-            peers = gr.HTML()
+            peers, peer_order = gr.HTML(js_on_load=BOARD_SCRIPT), gr.State("")
         with gr.Tab(BOARD_TAB) as board_tab:
             span = gr.Radio(SPANS, value="all", label="Claimed (UTC)")
-            board = gr.HTML()
+            board, board_order = gr.HTML(js_on_load=BOARD_SCRIPT), gr.State("")
         with gr.Tab(CHECKPOINT_TAB) as checkpoint_tab:
             checkpoints = gr.HTML()
         with gr.Tab(REEL_TAB) as reel_tab:
@@ -55,15 +66,33 @@ def build_interface(dashboard: Dashboard) -> gr.Blocks:
         def look() -> tuple[str, str]:
             return dashboard.headline(), dashboard.notices()
 
-        window = [axis, first, last]
+        def zoom(axis: str, part: gr.EventData) -> tuple[float, float]:
+            return dashboard.zoomed(axis, part._data.get("low"), part._data.get("high"))
+
+        def sorting(columns: Columns) -> Callable[[str, gr.EventData], str]:
+            def sort(order: str, head: gr.EventData) -> str:
+                return next_order(order, head._data.get("sort"), columns)
+
+            return sort
+
+        window = [axis, first, last, is_log, smoothing, compared]
         often, seldom = gr.Timer(SECONDS_BETWEEN_LOOKS), gr.Timer(SECONDS_BETWEEN_DRAWINGS)
         gr.on([interface.load, often.tick], look, None, [headline, notices], **quiet)
         gr.on([interface.load, seldom.tick], dashboard.now, None, now, **quiet)
-        redraw = [interface.load, seldom.tick, *(control.change for control in window)]
+        redraw = [interface.load, seldom.tick, *(control.change for control in window[:-1])]
         gr.on(redraw, dashboard.charts, window, charts, trigger_mode="always_last", **quiet)
-        gr.on([swarm_tab.select, often.tick, search.change, page.change], dashboard.peers, [search, page], peers,
+        charts.select(zoom, axis, [first, last], **quiet)
+        charts.double_click(lambda: (0, 100), None, [first, last], **quiet)
+        chosen = gr.on([asked.submit, asked.blur], lambda name: name.strip(), asked, compared, **quiet)
+        chosen.then(dashboard.charts, window, charts, **quiet)  # outside the queue a state's own event does not come
+        gr.on([swarm_tab.select, often.tick, search.change, page.change], dashboard.peers,
+              [search, page, peer_order], peers, trigger_mode="always_last", **quiet)  # fmt: skip
+        gr.on([board_tab.select, span.change], dashboard.board, [span, board_order], board,
               trigger_mode="always_last", **quiet)  # fmt: skip
-        gr.on([board_tab.select, span.change], dashboard.board, span, board, trigger_mode="always_last", **quiet)
+        sorted_peers = peers.select(sorting(COLUMNS), peer_order, peer_order, **quiet)
+        sorted_peers.then(dashboard.peers, [search, page, peer_order], peers, **quiet)
+        sorted_board = board.select(sorting(BOARD_COLUMNS), board_order, board_order, **quiet)
+        sorted_board.then(dashboard.board, [span, board_order], board, **quiet)
         gr.on([checkpoint_tab.select], dashboard.checkpoints, None, checkpoints, **quiet)
         gr.on([reel_tab.select], dashboard.reel, None, reel, **quiet)
         for name, answer in answers(dashboard).items():

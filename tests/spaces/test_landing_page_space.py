@@ -129,6 +129,9 @@ def test_a_person_sees_a_run_of_30_000_epochs_and_500_users(hub, address, size, 
         assert page.locator("#objective-plot .plot-note").inner_text() == "1 value lies beyond this scale."
         first = page.locator("#leaderboard-rows tr").first
         assert first.locator("th").inner_text() == HOSTILE_NAME and page.locator("main img").count() == 2
+        assert page.locator("#live-peers-picture .peer-name").count() == 10
+        words = page.locator("#live-peers-words").inner_text()
+        assert f"{HOSTILE_NAME} (30.5), alice (15.3)" in words and words.endswith(", and 2 more.")
         assert page.locator("#reel-prompts li").last.inner_text() == "<b>bold</b> & brave"
         for picture in ("reel-picture", "hero-drawn-picture"):
             assert page.evaluate(f"document.getElementById('{picture}').decode().then(() => true)")
@@ -165,6 +168,11 @@ def test_everything_can_be_moved_with_the_keyboard(hub, address):
         page.get_by_label("All time").press("ArrowLeft")
         page.get_by_role("button", name="Show all 200").press("Enter")
         assert page.locator("#leaderboard-rows tr").count() == 200
+        page.get_by_role("button", name="User").press("Enter")
+        assert page.locator("#leaderboard-rows tr .rank").first.inner_text() == "1", "< comes before letters"
+        page.get_by_role("button", name="User").press("Enter")
+        assert page.locator("#leaderboard-rows th").first.get_attribute("title") == "W" * 96
+        assert page.locator("#leaderboard [aria-sort=descending]").inner_text().startswith("User")
         page.locator("#reel-epoch").press("Home")
         assert page.locator("#reel-epoch-value").inner_text().startswith("epoch 100 ")
         page.get_by_role("button", name="Play").press("Enter")

@@ -19,7 +19,7 @@ from recorded_run import publish_recorded_run
 from swarm_of_processes import tiny_run
 
 SPACE = Path(__file__).parents[2] / "spaces" / "training_dashboard"
-RUN = "org/recorded-run"
+RUN, OTHER_RUN = "org/recorded-run", "org/other-run"
 NUM_PEERS, NUM_USERS = 130, 120
 NUM_ROGUES_LEFT_OUT = 2
 """Of the rogues, the one that is too fast is shown without speed; the absurd loss is left out."""
@@ -41,6 +41,10 @@ def environment(hub, tmp_path_factory):
             end=time.time() - 20,
             checkpoints=range(100, EPOCH, 100),
         )
+        publish_recorded_run(
+            HfApi(endpoint=hub.endpoint, token=hub.alice_token), OTHER_RUN, run, num_epochs=400, num_users=1,
+            end=time.time(), checkpoints=(100,),
+        )  # fmt: skip
         kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         yield {**kept, **hub.environment(), "RUN": RUN, "DEMO_SPACE": "org/demo", "OMP_NUM_THREADS": "1"}
 
@@ -155,6 +159,33 @@ def open_tab(page, name):
         page.get_by_role("tab", name=name).click()
 
 
+def look_closer(page, tmp_path):
+    """Read a value, compare, smooth and stretch the loss, and choose a part of it with the mouse."""
+    loss = page.locator(".chart").first
+    loss.locator(".plot").press("Home")
+    assert loss.locator("output").inner_text().startswith("epoch 2: ")
+    page.get_by_label("Log scale").check()
+    page.get_by_label("number input for Smoothing").fill("0.9")
+    page.get_by_label("Compare with").fill("org/nobody")
+    page.get_by_label("Compare with").press("Enter")
+    page.get_by_text("org/nobody: ").wait_for(timeout=30_000)
+    page.get_by_label("Compare with").fill(OTHER_RUN)
+    page.get_by_label("Compare with").press("Enter")
+    loss.locator("path.other").wait_for(timeout=30_000)
+    take_picture(page, "dashboard_compared", tmp_path)
+    box = loss.locator("svg").bounding_box()
+    page.mouse.move(box["x"] + 0.1 * box["width"], box["y"] + 50)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 0.3 * box["width"], box["y"] + 60, steps=3)
+    assert OTHER_RUN in loss.locator("output").inner_text()
+    page.mouse.up()
+    page.wait_for_function("Number(document.querySelector('.plot').dataset.low) > 100", timeout=30_000)
+    assert float(loss.locator(".plot").get_attribute("data-high")) < 400
+    assert page.get_by_label("number input for From").input_value() not in ("", "0")
+    loss.locator("svg").dblclick()
+    page.wait_for_function("document.querySelector('.plot').dataset.low === '1.0'", timeout=30_000)
+
+
 @needs_browser
 @each_size
 def test_a_person_reads_curves_peers_board_and_checkpoints(filled, size, tmp_path):
@@ -164,6 +195,7 @@ def test_a_person_reads_curves_peers_board_and_checkpoints(filled, size, tmp_pat
         page.get_by_text("epoch of 2,000").wait_for()
         take_picture(page, "dashboard_course", tmp_path)
         assert serious_findings(page) == []
+        look_closer(page, tmp_path)
         page.get_by_label("time (UTC)").check()
         page.wait_for_function("!document.querySelector('.chart svg').ariaLabel.includes('from epoch')", timeout=30_000)
         open_tab(page, "Peers")
@@ -178,6 +210,8 @@ def test_a_person_reads_curves_peers_board_and_checkpoints(filled, size, tmp_pat
         assert page.title() == f"{RUN}: training dashboard"
         search.fill("")
         page.get_by_text("page 1 of 2").first.wait_for(timeout=30_000)
+        page.get_by_role("button", name="epoch").press("Enter")
+        page.locator("[aria-sort=descending] [data-sort=epoch]:focus").wait_for(timeout=30_000)
         take_picture(page, "dashboard_peers", tmp_path)
         assert serious_findings(page) == []
         for tab, sign in (

@@ -83,6 +83,7 @@ def publish_runs(hub: LocalHub, folder) -> None:
             leaderboard=leaderboard(days, now, 200),
             num_contributors=len(days),
             now=now,
+            peers=[(name, 30.5 / (1 + rank)) for rank, (_, name) in enumerate(list(days)[:12])],
         )
         for shown in (points, points[:-100])
     )
@@ -94,6 +95,7 @@ def publish_runs(hub: LocalHub, folder) -> None:
         "newest": {"epoch": 10**40, "loss": HOSTILE_NAME},
         "leaderboard": [None, {"username": 7}, {"username": HOSTILE_NAME, "samples_all": "many"}],
         "num_contributors": -1,
+        "peers": [None, {"username": 7}, {"username": HOSTILE_NAME, "samples_per_second": "many"}],
     }
     runs = {
         "robins": {

@@ -1,6 +1,7 @@
-/** The picture at the top: unlike devices send gradients to each other, and a mosaic of image codes takes shape. */
+/** The swarm: unlike devices send gradients to each other, and a mosaic of image codes takes shape. */
 
 import { drawing } from "./elements.js";
+import { asFigure } from "./numbers.js";
 
 const VIEW = { width: 640, height: 540 };
 const CENTRE = [320, 268];
@@ -12,14 +13,41 @@ const PEERS = [
 ];
 const LINKS = [[0, 1], [1, 2], [2, 3], [3, 4], [4, 5], [5, 6], [6, 7], [7, 8], [8, 0], [0, 7], [3, 5], [1, 8]];
 const ROUND_SECONDS = 9;
+const MOST_NAMED = 10;
+const LONGEST_NAME = 14;
 
-/** Draw into an empty `svg`. What moves is moved by the style sheet, which heeds the wish for less movement. */
+/** Draw invented devices into `svg`. What moves is moved by the style sheet, which heeds the wish for less movement. */
 export function drawHeroPicture(picture) {
+  drawSwarm(picture, PEERS, LINKS);
+}
+
+/** Draw the peers of a run, `{username, speed}` with the fastest first, into `svg`; return how many of them are in it. */
+export function drawPeers(picture, peers) {
+  const named = peers.slice(0, MOST_NAMED);
+  const places = named.map(({ speed }, index) => {
+    const turn = (2 * Math.PI * (index + 0.5)) / named.length - Math.PI / 2;
+    const size = 11 + 14 * Math.sqrt(speed / (named[0].speed || 1));
+    return [CENTRE[0] + 235 * Math.cos(turn), CENTRE[1] + 208 * Math.sin(turn), size];
+  });
+  const links = places.length > 2 ? places.map((_, index) => [index, (index + 1) % places.length]) : [];
+  drawSwarm(picture, places, links);
+  picture.append(...named.map((peer, index) => nameOf(peer, places[index])));
+  return named.length;
+}
+
+function drawSwarm(picture, peers, pairs) {
   picture.setAttribute("viewBox", `0 0 ${VIEW.width} ${VIEW.height}`);
   const halo = drawing("circle", { class: "halo", cx: CENTRE[0], cy: CENTRE[1], r: 190 });
-  const links = LINKS.map(([one, other]) => drawing("path", { class: "link", d: bend(PEERS[one], PEERS[other], 0.16) }));
-  const spokes = PEERS.map((peer) => drawing("path", { class: "spoke", d: bend(peer, CENTRE, 0.12) }));
-  picture.append(halo, ...links, ...spokes, ...PEERS.flatMap(gradients), mosaic(), ...PEERS.map(peerCircle));
+  const links = pairs.map(([one, other]) => drawing("path", { class: "link", d: bend(peers[one], peers[other], 0.16) }));
+  const spokes = peers.map((peer) => drawing("path", { class: "spoke", d: bend(peer, CENTRE, 0.12) }));
+  picture.replaceChildren(halo, ...links, ...spokes, ...peers.flatMap(gradients), mosaic(), ...peers.map(peerCircle));
+}
+
+/** A name and a speed below a peer. */
+function nameOf({ username, speed }, [x, y, size]) {
+  const short = username.length > LONGEST_NAME ? `${username.slice(0, LONGEST_NAME - 1)}…` : username;
+  const place = { class: "peer-name", x, y: y + size + 18, "text-anchor": "middle" };
+  return drawing("text", place, short, drawing("tspan", { x, dy: 16 }, `${asFigure(speed)}/s`));
 }
 
 function bend([x, y], [toX, toY], amount) {

@@ -7,13 +7,20 @@ const SHOWN_FIRST = 10;
 const USER = /^[A-Za-z0-9][A-Za-z0-9_-]{0,95}$/;
 const EMPTY = { today: "Nobody has contributed today yet.", week: "Nobody has contributed in the last seven days.", all: "Nobody has contributed yet." };
 
-const shown = { span: "all", isWhole: false, contributors: [], hub: "" };
+const shown = { span: "all", isWhole: false, contributors: [], hub: "", sort: "samples", isUp: false };
 
-/** Connect the choice of a span of time and the button for more rows. */
+/** Connect the choice of a span of time, the heads of the table, and the button for more rows. */
 export function prepareLeaderboard() {
   for (const choice of document.querySelectorAll("input[name=span]")) {
     choice.addEventListener("change", () => {
       shown.span = choice.value;
+      draw();
+    });
+  }
+  for (const head of document.querySelectorAll("#leaderboard [data-sort]")) {
+    head.addEventListener("click", () => {
+      shown.isUp = shown.sort === head.dataset.sort ? !shown.isUp : head.dataset.sort === "username";
+      shown.sort = head.dataset.sort;
       draw();
     });
   }
@@ -32,9 +39,15 @@ export function showLeaderboard(hub, contributors) {
 
 function draw() {
   const samples = `samples_${shown.span}`;
-  const active = shown.contributors.filter((one) => one[samples] > 0).sort((one, other) => other[samples] - one[samples]);
+  const ranked = shown.contributors.filter((one) => one[samples] > 0).sort((one, other) => other[samples] - one[samples]);
+  const ranks = new Map(ranked.map((one, index) => [one, index + 1]));
+  const active = sorted(ranked);
   const rows = shown.isWhole ? active : active.slice(0, SHOWN_FIRST);
-  byId("leaderboard-rows").replaceChildren(...rows.map((one, index) => contributorRow(one, index, active[0][samples])));
+  byId("leaderboard-rows").replaceChildren(...rows.map((one) => contributorRow(one, ranks.get(one), ranked[0][samples])));
+  for (const head of document.querySelectorAll("#leaderboard [data-sort]")) {
+    const isChosen = head.dataset.sort === shown.sort;
+    head.parentElement.ariaSort = isChosen ? (shown.isUp ? "ascending" : "descending") : "none";
+  }
   byId("leaderboard").hidden = rows.length === 0;
   byId("leaderboard-empty").textContent = rows.length ? "" : EMPTY[shown.span];
   const more = byId("leaderboard-more");
@@ -42,7 +55,15 @@ function draw() {
   more.textContent = shown.isWhole ? `Show the first ${SHOWN_FIRST}` : `Show all ${asCount(active.length)}`;
 }
 
-function contributorRow(one, index, most) {
+/** Return the contributors in the chosen order; equal ones stay as they are ranked. */
+function sorted(ranked) {
+  const value = (one) => one[`${shown.sort}_${shown.span}`];
+  const byName = (one, other) => one.username.localeCompare(other.username);
+  const order = shown.sort === "username" ? byName : (one, other) => value(one) - value(other);
+  return [...ranked].sort((one, other) => (shown.isUp ? order(one, other) : order(other, one)));
+}
+
+function contributorRow(one, rank, most) {
   const [samples, hours] = [one[`samples_${shown.span}`], one[`hours_${shown.span}`]];
   const isUser = USER.test(one.username);
   const name = isUser ? outwardLink(`${shown.hub}/${one.username}`, one.username) : one.username;
@@ -51,7 +72,7 @@ function contributorRow(one, index, most) {
   return element(
     "tr",
     {},
-    element("td", { className: "rank", textContent: index + 1 }),
+    element("td", { className: "rank", textContent: rank }),
     element("th", { scope: "row", title: one.username }, name),
     element("td", { className: "share" }, bar),
     element("td", { textContent: asShort(samples), title: asCount(samples) }),

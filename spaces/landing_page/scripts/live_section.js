@@ -1,6 +1,7 @@
 /** How the run is doing now: a line of status, four figures, and the plots of the objective and of the participants. */
 
 import { byId, element } from "./elements.js";
+import { drawPeers } from "./hero_picture.js";
 import { LinePlot, plotParts } from "./line_plot.js";
 import { asCount, asDate, asDuration, asFigure, asShort } from "./numbers.js";
 import { conditionOf, usualSeconds } from "./run_state.js";
@@ -19,6 +20,7 @@ export function prepareLiveSection() {
     format: asShort,
     describe: describe(asPeers),
     fromZero: true,
+    countsThings: true,
   });
 }
 
@@ -31,8 +33,21 @@ export function showLiveSection(run, summary, condition) {
   ]);
   plots.participants.show([{ name: "peers", points: points(summary.history, "num_peers"), look: "line" }]);
   byId("live-figures").replaceChildren(...figures(run, summary, condition));
+  showPeers(condition.state === "alive" ? summary.peers : []);
   byId("live-plots").hidden = summary.history.length === 0;
   byId("live").setAttribute("aria-busy", "false");
+}
+
+/** Show who trained in the newest epoch, with their names as text, too; the picture is drawn anew if they are others. */
+function showPeers(peers) {
+  byId("live-peers").hidden = peers.length === 0;
+  const seen = JSON.stringify(peers);
+  if (!peers.length || seen === plots.peers) return;
+  plots.peers = seen;
+  const numDrawn = drawPeers(byId("live-peers-picture"), peers);
+  const named = peers.slice(0, numDrawn).map(({ username, speed }) => `${username} (${asFigure(speed)})`);
+  const more = peers.length > numDrawn ? `, and ${peers.length - numDrawn} more` : "";
+  byId("live-peers-words").textContent = `Samples per second of each in the newest epoch: ${named.join(", ")}${more}.`;
 }
 
 /** Return a run's condition, see run_state.js, from its settings and its published metrics. */

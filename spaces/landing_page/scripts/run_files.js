@@ -14,6 +14,7 @@ const COLUMNS = {
 const LATEST_TIME = 4102444800; // the year 2100
 const MOST_POINTS = 2000;
 const MOST_CONTRIBUTORS = 500;
+const MOST_PEERS = 24;
 const LONGEST_TEXT = 96;
 const SPANS = ["today", "week", "all"];
 
@@ -71,6 +72,7 @@ export function readSummary(values) {
     newest,
     isNonsense: newest === null && Boolean(of.newest),
     leaderboard: contributors(of.leaderboard),
+    peers: peers(of.peers),
     usualEpochSeconds: numberWithin(of.usual_epoch_seconds, 0, 1e9),
     numContributors: wholeWithin(of.num_contributors, 0, 1e9) ?? 0,
   };
@@ -128,6 +130,14 @@ function contributors(listed) {
         SPANS.flatMap((span) => [`samples_${span}`, `hours_${span}`]).map((name) => [name, numberWithin(one[name], 0, 1e15) ?? 0]),
       ),
     }));
+}
+
+/** Return `{username, speed}` of the peers of the newest epoch, the fastest first; whoever has no name or speed is left out. */
+function peers(listed) {
+  return (Array.isArray(listed) ? listed.slice(0, MOST_PEERS) : [])
+    .map((one) => ({ username: text(one?.username), speed: numberWithin(one?.samples_per_second, 0, 1e9) }))
+    .filter((one) => one.username && one.speed !== null)
+    .sort((one, other) => other.speed - one.speed);
 }
 
 function text(value) {

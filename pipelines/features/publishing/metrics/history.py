@@ -127,8 +127,12 @@ def summary_json(
     leaderboard: Sequence[Mapping[str, Any]],
     num_contributors: int,
     now: float,
+    peers: Sequence[tuple[str, float]] = (),
 ) -> str:
-    """Return the text of `summary.json`; `facts` are the run's own figures. User names in it are untrusted text."""
+    """Return the text of `summary.json`; `facts` are the run's own figures. User names in it are untrusted text.
+
+    `peers` are the users that trained in the newest epoch, with the samples per second that each has claimed.
+    """
     last = history[-1] if history else None
     # Counted from the end: the newest is always included.
     thinned = evaluations[:: -max(1, math.ceil(len(evaluations) / MAX_SUMMARY_POINTS))][::-1]
@@ -142,6 +146,7 @@ def summary_json(
         evaluations={name: [_rounded(row.get(name)) for row in thinned] for name in SUMMARY_OF_EVALUATIONS},
         leaderboard=list(leaderboard),
         num_contributors=num_contributors,
+        peers=[dict(username=user, samples_per_second=_rounded(speed)) for user, speed in peers],
     )
     return json.dumps(values, separators=(",", ":"), allow_nan=False) + "\n"
 

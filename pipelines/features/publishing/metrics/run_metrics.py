@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 from hub_tools.atomic_files import write_text_whole
 from hub_tools.run_files import SUMMARY_FILE
+from pipelines.core.run.bounded_speeds import bounded_speeds
 from pipelines.core.run.training_run import TrainingRun
 from pipelines.core.swarm.peer_records import PeerMetrics, Reporter
 from pipelines.features.held_out_loss import HeldOutLoss
@@ -34,6 +35,8 @@ from pipelines.features.publishing.metrics.history import (
 )
 
 MAX_LEADERBOARD = 200
+MAX_PEERS = 24
+"""Peers in the summary, the fastest ones."""
 
 
 class MetricsMark(NamedTuple):
@@ -66,6 +69,7 @@ class RunMetrics:
         self._run, self.folder, self._lock = run, folder, threading.Lock()
         self.companion: Companion | None = None
         self._written_epoch = 0
+        self._peers: list[tuple[str, float]] = []
         folder.mkdir(parents=True, exist_ok=True)
         self._history = read_history_files(folder)
         self._evaluations = read_evaluations(folder)
@@ -97,7 +101,11 @@ class RunMetrics:
             for key, peer in peers.items()
             if key in reporters
         }
+        here = [peer for key, peer in peers.items() if key in reporters and 0 < peer.epoch <= summary.epoch]
+        speeds = bounded_speeds([peer.samples_per_second for peer in here])
+        names = sorted(zip((peer.username for peer in here), speeds, strict=True), key=lambda one: -one[1])
         with self._lock:
+            self._peers = names[:MAX_PEERS]
             append_point(self._history, summary)
             self._written_epoch = min(self._written_epoch, summary.epoch)
             self._ledger.observe(
@@ -159,6 +167,7 @@ class RunMetrics:
                 leaderboard=board,
                 num_contributors=len(ledger.total()),
                 now=time.time(),
+                peers=self._peers,
             )
         write_text_whole(self.folder / SUMMARY_FILE, text)
         self._remove_lost_shards(history)

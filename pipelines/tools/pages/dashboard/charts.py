@@ -17,7 +17,7 @@ from pipelines.tools.pages.text import short_number
 
 WIDTH, HEIGHT = 1000, 200
 NUM_BUCKETS = 300
-NUM_STRIPS = 60
+NUM_STRIPS = 100
 """Places that show their values under the pointer."""
 
 MAX_DOTS = 150
@@ -59,6 +59,16 @@ class Chart:
     counts_things: bool = False
     """Whether the axis has whole numbers alone."""
 
+    other: tuple[np.ndarray, np.ndarray] | None = None
+    """Places and values of the same curve of another run."""
+
+    other_title: str = ""
+    is_log: bool = False
+    """Whether the height is logarithmic; without effect where a value is not positive, and on counts."""
+
+    smoothing: float = 0.0
+    """Weight in [0, 1) of the past in the exponential average that is drawn over a curve without marks; 0: none."""
+
     note: str = ""
     """What the values stand on."""
 
@@ -69,24 +79,31 @@ class Chart:
 def chart_html(chart: Chart) -> str:
     """Return a figure with the curve, its axes and the values under the pointer; a sentence if there is no curve."""
     note = f'<p class="{"few" if chart.warns else "basis"}">{escaped(chart.note)}</p>' if chart.note else ""
-    head = f"<figcaption><b>{escaped(chart.title)}</b><span>{escaped(_newest(chart))}</span></figcaption>{note}"
+    legend = f'<i class="other">{escaped(chart.other_title)}</i>' if chart.other is not None else ""
+    newest = f"<output>{escaped(_newest(chart))}</output>"
+    head = f"<figcaption><b>{escaped(chart.title)}{legend}</b>{newest}</figcaption>{note}"
     if not len(chart.along):
         return f'<figure class="chart">{head}<p class="empty">Nothing to show yet.</p></figure>'
     curve = _curve(chart)
-    across, up = _Scale(*_axis_range(chart), WIDTH), _Scale(*_value_range(chart, curve), HEIGHT)
+    across = _Scale(*_axis_range(chart), WIDTH)
+    other = _other(chart, across)
+    up = _heights(chart, curve, other)
     marks = _marks(curve, across, up) if chart.has_marks else _dots(chart, across, up)
-    levels = [level for level in nice_ticks(up.low, up.high, 4) if not chart.counts_things or level == int(level)]
+    ticks = log_ticks(up.low, up.high) if up.is_log else nice_ticks(up.low, up.high, 4)
+    levels = [level for level in ticks if not chart.counts_things or level == int(level)]
     lines = "".join(f'<path class="level" d="M0 {_y(up, level)}H{WIDTH}"/>' for level in levels)
     picture = (
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" preserveAspectRatio="none" role="img" '
         f'aria-label="{escaped(_said(chart))}">'
-        f"{lines}{_band(curve, across, up)}{_line(curve, across, up)}{marks}{_strips(chart, curve, across)}</svg>"
+        f"{lines}{_band(curve, across, up)}{_lines(chart, curve, other, across, up)}{marks}"
+        f"{_strips(chart, curve, other, across)}</svg>"
     )
     ys = "".join(_label("bottom", up.place(level) / HEIGHT, chart.write(level)) for level in levels)
     xs = "".join(_label("left", across.place(place) / WIDTH, text) for place, text in _axis_ticks(chart.axis, across))
     return (
-        f'<figure class="chart">{head}<div class="plot"><div class="ys">{ys}</div>{picture}'
-        f'<div class="xs">{xs}</div></div></figure>'
+        f'<figure class="chart">{head}<div class="plot" tabindex="0" role="group" data-keep="{escaped(chart.title)}" '
+        f'aria-label="{escaped(chart.title)}: the arrow keys read single values" data-low="{across.low!r}" '
+        f'data-high="{across.high!r}"><div class="ys">{ys}</div>{picture}<div class="xs">{xs}</div></div></figure>'
     )
 
 
@@ -110,6 +127,27 @@ def nice_ticks(low: float, high: float, most: int) -> list[float]:
     return [index * step for index in range(first, math.floor(high / step + 1e-9) + 1)]
 
 
+def log_ticks(low: float, high: float) -> list[float]:
+    """Return at most seven of 1, 2 and 5 times powers of ten in [low, high]; round ones if those are fewer than three."""
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    for factors, step in ((1, 2, 5), 1), ((1,), 1), ((1,), math.ceil(len(powers) / 6)):
+        ticks = [factor * 10.0**power for power in powers[::step] for factor in factors]
+        inside = [float(f"{tick:.1g}") for tick in ticks if low <= tick <= high]
+        if len(inside) <= 7:
+            break
+    return inside if len(inside) > 2 else nice_ticks(low, high, 4)
+
+
+def smooth(values: np.ndarray, weight: float) -> np.ndarray:
+    """Return the exponential average of the values so far, in which the first does not count as many."""
+    average = total = 0.0
+    found = []
+    for value in values.tolist():
+        average, total = weight * average + (1 - weight) * value, weight * total + (1 - weight)
+        found.append(average / total)
+    return np.array(found)
+
+
 @dataclass(frozen=True)
 class _Scale:
     """Puts values from [low, high] onto [0, length]."""
@@ -117,13 +155,16 @@ class _Scale:
     low: float
     high: float
     length: int
+    is_log: bool = False
 
     def place(self, value: float) -> float:
-        share = (value - self.low) / (self.high - self.low)
-        return self.length * min(1.0, max(0.0, share))
+        return float(self.places(np.array(value)))
 
     def places(self, values: np.ndarray) -> np.ndarray:
-        return self.length * np.clip((values - self.low) / (self.high - self.low), 0.0, 1.0)
+        low, high = self.low, self.high
+        if self.is_log:
+            low, high, values = math.log(low), math.log(high), np.log(np.maximum(values, low))
+        return self.length * np.clip((values - low) / (high - low), 0.0, 1.0)
 
 
 def _axis_range(chart: Chart) -> tuple[float, float]:
@@ -131,13 +172,34 @@ def _axis_range(chart: Chart) -> tuple[float, float]:
     return (low, high) if high > low else (low - 0.5, high + 0.5)
 
 
-def _value_range(chart: Chart, curve: Buckets) -> tuple[float, float]:
-    """Return the range that shows the curve; single values far above all others do not flatten it."""
-    shown = curve.high if chart.dots is None or not len(chart.dots[1]) else np.concatenate([curve.high, chart.dots[1]])
+def _other(chart: Chart, across: _Scale) -> Buckets | None:
+    """Return the other run's curve in few points, as far as it is in the picture."""
+    if chart.other is None:
+        return None
+    along, values = chart.other
+    inside = (along >= across.low) & (along <= across.high)
+    return thin_out(along[inside], values[inside], NUM_BUCKETS) if inside.any() else None
+
+
+def _heights(chart: Chart, curve: Buckets, other: Buckets | None) -> _Scale:
+    """Return the scale that shows the curve; single values far above all others do not flatten it."""
+    shown = np.concatenate([
+        curve.high,
+        *([chart.dots[1]] if chart.dots is not None else []),
+        *([other.mean] if other is not None else []),
+    ])  # fmt: skip
+    lowest = min(float(one.min()) for one in (curve.low, *([other.mean] if other is not None else [])))
+    if chart.is_log and lowest > 0 and not chart.counts_things:
+        gap = max(1.02, (float(shown.max()) / lowest) ** 0.04)
+        return _Scale(lowest / gap, float(shown.max()) * gap, HEIGHT, is_log=True)
+    return _Scale(*_value_range(chart, curve, shown, lowest), HEIGHT)
+
+
+def _value_range(chart: Chart, curve: Buckets, shown: np.ndarray, lowest: float) -> tuple[float, float]:
     high, usual = float(shown.max()), float(np.quantile(shown, 0.98))
     if high > 3 * usual > 0:
         high = max(1.5 * usual, float(curve.mean[-1]))  # the newest value is what people look for first
-    low = 0.0 if chart.from_zero else float(curve.low.min())
+    low = 0.0 if chart.from_zero else lowest
     if not high > low:
         reach = abs(low) or 1.0
         low, high = (low if chart.from_zero else low - reach / 2), low + reach
@@ -170,8 +232,17 @@ def _points(across: _Scale, up: _Scale, along: np.ndarray, values: np.ndarray) -
     return "L".join(f"{x:.1f} {y:.1f}" for x, y in zip(xs, ys, strict=True))
 
 
-def _line(curve: Buckets, across: _Scale, up: _Scale) -> str:
-    return f'<path class="line" d="M{_points(across, up, curve.along, curve.mean)}"/>'
+def _lines(chart: Chart, curve: Buckets, other: Buckets | None, across: _Scale, up: _Scale) -> str:
+    """Return the curve, its smooth course over it, and the other run's below both."""
+    weight = 0.0 if chart.has_marks else chart.smoothing
+
+    def line(kind: str, along: np.ndarray, values: np.ndarray) -> str:
+        return f'<path class="{kind}" d="M{_points(across, up, along, values)}"/>'
+
+    lines = [] if other is None else [line("other", other.along, smooth(other.mean, weight))]
+    if weight:
+        lines.append(line("raw", curve.along, curve.mean))
+    return "".join([*lines, line("line", curve.along, smooth(curve.mean, weight))])
 
 
 def _band(curve: Buckets, across: _Scale, up: _Scale) -> str:
@@ -205,23 +276,26 @@ def _dots(chart: Chart, across: _Scale, up: _Scale) -> str:
     return f'<path class="dots" d="{"".join(_round_mark(x, y) for x, y in places)}"/>' if places else ""
 
 
-def _strips(chart: Chart, curve: Buckets, across: _Scale) -> str:
+def _strips(chart: Chart, curve: Buckets, other: Buckets | None, across: _Scale) -> str:
     step = max(1, math.ceil(len(curve.along) / NUM_STRIPS))
     chosen = list(range(0, len(curve.along), step))
     middles = [across.place(float(curve.along[index])) for index in chosen]
     bounds = [0.0, *((one + other) / 2 for one, other in itertools.pairwise(middles)), float(WIDTH)]
     return "".join(
-        f'<rect class="strip" x="{start:.1f}" width="{end - start:.1f}" height="{HEIGHT}">'
-        f"<title>{escaped(_tip(chart, curve, index, step))}</title></rect>"
+        f'<rect class="strip" x="{start:.1f}" width="{end - start:.1f}" height="{HEIGHT}" '
+        f'data-tip="{escaped(_tip(chart, curve, other, index, step))}"/>'
         for index, (start, end) in zip(chosen, itertools.pairwise(bounds), strict=True)
     )
 
 
-def _tip(chart: Chart, curve: Buckets, index: int, step: int) -> str:
+def _tip(chart: Chart, curve: Buckets, other: Buckets | None, index: int, step: int) -> str:
     part = slice(index, index + step)
     low, high = float(curve.low[part].min()), float(curve.high[part].max())
     between = f" ({chart.write(low)} to {chart.write(high)})" if high > low else ""
-    return f"{_place(chart.axis, float(curve.along[index]))}: {chart.write(float(curve.mean[part].mean()))}{between}"
+    place, than = float(curve.along[index]), ""
+    if other is not None and other.along[0] <= place <= other.along[-1]:
+        than = f"; {chart.other_title} {chart.write(float(np.interp(place, other.along, other.mean)))}"
+    return f"{_place(chart.axis, place)}: {chart.write(float(curve.mean[part].mean()))}{between}{than}"
 
 
 def _place(axis: str, place: float) -> str:

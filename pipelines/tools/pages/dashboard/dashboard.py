@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import math
 import threading
 import time
 from collections.abc import Mapping
@@ -24,10 +25,10 @@ from pipelines.tools.pages.dashboard.alerts import Alert, find_alerts
 from pipelines.tools.pages.dashboard.charts import Chart, charts_html
 from pipelines.tools.pages.dashboard.evaluation_charts import evaluation_charts
 from pipelines.tools.pages.dashboard.history_columns import AXES, HistoryColumns
-from pipelines.tools.pages.dashboard.hub_reading import HubReader, HubView
+from pipelines.tools.pages.dashboard.hub_reading import ComparedRuns, HubReader, HubView
 from pipelines.tools.pages.dashboard.peer_table import TrackedPeer, alive, page_of, summarise, swarm_epoch, track
 from pipelines.tools.pages.dashboard.servers import DrawnToday, complaints_html, holes, servers_html
-from pipelines.tools.pages.dashboard.settings import DashboardSettings
+from pipelines.tools.pages.dashboard.settings import DashboardSettings, other_run
 from pipelines.tools.pages.dashboard.swarm.swarm_process import SwarmReader, SwarmView
 from pipelines.tools.pages.dashboard.swarm.swarm_snapshot import AccusedServer, SeenServer, SwarmSnapshot
 from pipelines.tools.pages.text import date
@@ -37,6 +38,7 @@ MAX_LIVE_POINTS = 5000
 
 STALE_SECONDS = 30.0
 NUM_SCHEDULE_POINTS = 300
+MOST_SMOOTHING = 0.99
 MAX_DRAWINGS = 64
 """Windows of the history whose charts are cached for the next visitor."""
 
@@ -64,7 +66,8 @@ class Dashboard:
         self._swarm = SwarmReader(settings.run, lambda: self.hub.view.run, self.take_look)
         self._live, self._points = Live(), list[dict[str, Any]]()
         self._parts, self._lock = contextlib.ExitStack(), threading.Lock()
-        self._drawn_from, self._drawings = (self.hub.view, self._live.history), dict[tuple[str, float, float], str]()
+        self._drawn_from, self._drawings = (self.hub.view, self._live.history), dict[tuple[Any, ...], str]()
+        self._compared = ComparedRuns()
 
     def __enter__(self) -> "Dashboard":
         self._parts.enter_context(self.hub)
@@ -125,26 +128,50 @@ class Dashboard:
             problems = [(source, problem) for source, problem in problems if source != "Swarm"]
         return page_parts.notices_html(problems, self._alerts(), state)
 
-    def charts(self, axis: str = "epoch", first: float = 0.0, last: float = 100.0) -> str:
-        """Return all curves between two shares of the history, in percent, as HTML."""
+    def charts(
+        self, axis: str = "epoch", first: float = 0.0, last: float = 100.0, is_log: bool = False,
+        smoothing: float = 0.0, other: str = "",
+    ) -> str:  # fmt: skip
+        """Return all curves between two shares of the history, in percent, as HTML.
+
+        They are drawn with a logarithmic height where that is possible, with an exponential average whose weight of
+        the past is `smoothing`, and the loss beside that of another run.
+        """
         axis = axis if axis in AXES else AXES[0]
         first, last = (round(_finite(share, given), 1) for share, given in ((first, 0.0), (last, 100.0)))
-        return self._drawn(axis, first, last)
+        smoothing = round(min(MOST_SMOOTHING, max(0.0, _finite(smoothing, 0.0))), 2)
+        try:
+            other = other_run(other, self.settings.run)
+        except ValueError as error:
+            return page_parts.comparison_html(str(error)) + self._drawn(axis, first, last, bool(is_log), smoothing)
+        view = self._compared.view(other) if other else None
+        problem = "" if view is None else view.problem
+        if view is not None and not problem and not len(view.history):
+            problem = "It has published no history yet."
+        said = page_parts.comparison_html(f"{other}: {problem}") if problem else ""
+        return said + self._drawn(axis, first, last, bool(is_log), smoothing, other, view)
 
-    def peers(self, search: str = "", page: float | None = 1) -> str:
+    def zoomed(self, axis: str, low: Any, high: Any) -> tuple[float, float]:
+        """Return the shares of the history, in percent, that show [low, high] of an axis; all for anything else."""
+        places = [_finite(place, math.nan, 1e12) for place in (low, high)]
+        if axis not in AXES or math.isnan(sum(places)):
+            return 0.0, 100.0
+        return self._history().shares(axis, *places)
+
+    def peers(self, search: str = "", page: float | None = 1, order: str = "") -> str:
         """Return one page of the peers that match a search as HTML, and who serves the model."""
-        found = page_of(self._live.peers, search, int(_finite(page, 1.0)))
+        found = page_of(self._live.peers, search, int(_finite(page, 1.0)), order=order)
         peers = page_parts.peers_html(found, self._seen_at(), self._condition().state, self.hub.view.unit)
         live = self._live
         shown = servers_html(live.servers, live.drawn, self.hub.view, self.settings.run)
         return peers + shown + complaints_html(live.accused, live.servers)
 
-    def board(self, span: str) -> str:
+    def board(self, span: str, order: str = "") -> str:
         """Return the leaderboard of a span of `programs.SPANS` as HTML."""
         rows, view = self.leaderboard_values(span), self.hub.view
         total = sum(row["samples"] for row in rows)
         is_open = view.run is None or view.run.is_open
-        return page_parts.board_html(rows, span, total=total, is_open=is_open, unit=view.unit)
+        return page_parts.board_html(rows, span, total=total, is_open=is_open, unit=view.unit, order=order)
 
     def checkpoints(self) -> str:
         """Return the published checkpoints as HTML."""
@@ -307,16 +334,25 @@ class Dashboard:
         snapshot = self._swarm.view.snapshot
         return snapshot.time if snapshot else time.time()
 
-    def _drawn(self, axis: str, first: float, last: float) -> str:
+    def _drawn(
+        self, axis: str, first: float, last: float, is_log: bool, smoothing: float,
+        other: str = "", compared: HubView | None = None,
+    ) -> str:  # fmt: skip
         """Draw once for all visitors who view the same window."""
-        view, live, window = self.hub.view, self._live.history, (axis, first, last)
+        view, live = self.hub.view, self._live.history
+        window = (axis, first, last, is_log, smoothing, other, compared and compared.read_at)
         with self._lock:
             is_same = self._drawn_from[0] is view and self._drawn_from[1] is live
             if not is_same or len(self._drawings) >= MAX_DRAWINGS:
                 self._drawn_from, self._drawings = (view, live), {}
             if window not in self._drawings:
-                shown = view.history.followed_by(live).window(axis, first, last)
-                self._drawings[window] = charts_html(run_charts(view, shown, axis))
+                history = view.history.followed_by(live)
+                charts = run_charts(view, history.window(axis, first, last), axis)
+                if compared is not None and len(compared.history) and len(history):
+                    loss = _loss_beside(history, compared.history, axis)
+                    charts[0] = dataclasses.replace(charts[0], other=loss, other_title=other)
+                look = dict(is_log=is_log, smoothing=smoothing)
+                self._drawings[window] = charts_html([dataclasses.replace(chart, **look) for chart in charts])
             return self._drawings[window]
 
 
@@ -349,7 +385,15 @@ def run_charts(view: HubView, shown: HistoryColumns, axis: str) -> list[Chart]:
     return charts[:1] + evaluation_charts(view, shown, axis) + charts[1:]
 
 
-def _finite(value: Any, otherwise: float) -> float:
+def _loss_beside(history: HistoryColumns, other: HistoryColumns, axis: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return another run's loss along an axis of this one; in time as if both had begun together."""
+    along = other.columns[axis]
+    if axis == "time":
+        along = along - along[0] + history.columns[axis][0]
+    return along, other.columns["loss"]
+
+
+def _finite(value: Any, otherwise: float, most: float = 1e9) -> float:
     """Return a number sent by a visitor, or a default if it is not one."""
-    is_number = isinstance(value, (int, float)) and abs(value) < 1e9
+    is_number = isinstance(value, (int, float)) and abs(value) < most
     return float(value) if is_number else otherwise

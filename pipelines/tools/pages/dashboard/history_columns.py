@@ -1,5 +1,6 @@
 """The run's history as columns, cut to a window and thinned to one point per pixel. Pure."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -62,6 +63,15 @@ class HistoryColumns:
         inside = (along >= low + length * first / 100) & (along <= low + length * last / 100)
         columns = {name: values[inside] for name, values in self.columns.items()}
         return HistoryColumns(columns=columns, num_impossible=self.num_impossible)
+
+    def shares(self, axis: str, low: float, high: float) -> tuple[float, float]:
+        """Return the shares of the axis, in percent with one digit, between which [low, high] lies; see `window`."""
+        along = self.columns[axis]
+        if not len(along) or not along.max() > along.min():
+            return 0.0, 100.0
+        first, last = (1000 * (place - along.min()) / (along.max() - along.min()) for place in sorted((low, high)))
+        first, last = (min(1000.0, max(0.0, float(share))) for share in (first, last))
+        return math.floor(first) / 10, math.ceil(last) / 10
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,7 @@
 """Keeps what the Hub has of a run in memory: settings, history, contributions, checkpoints, pictures."""
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -36,6 +37,8 @@ SECONDS_BETWEEN_METRICS = 60.0
 """How old metrics of a run's bucket may be while its repository does not change."""
 
 ANSWER_SECONDS = 15.0
+MAX_COMPARED = 8
+SECONDS_TO_WAIT = 3.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,15 +131,50 @@ class HubReader:
             raise FileNotFoundError(f"There is no picture {name} in the progress reel of {self._repository}.")
         return fetch_file(self._repository, f"{REEL_FOLDER}/{name}", revision=self._view.commit)
 
+    def look_safely(self) -> None:
+        """Ask the Hub once; whatever is in the repository, the page continues with what it has."""
+        try:
+            self.look()
+        except Exception:
+            logger.exception("The run's repository cannot be read.")
+            self._view = _with_problem(self._view, f"The contents of {self._repository} cannot be understood.")
+
     def _keep(self) -> None:
         while not self._stop.is_set():
-            try:
-                self.look()
-            except Exception:
-                # Whatever is in the repository, the page continues with what it has.
-                logger.exception("The run's repository cannot be read.")
-                self._view = _with_problem(self._view, f"The contents of {self._repository} cannot be understood.")
+            self.look_safely()
             self._stop.wait(self._seconds)
+
+
+class ComparedRuns:
+    """Other runs that visitors ask for: the newest `MAX_COMPARED` are kept, and one is read at a time."""
+
+    def __init__(self) -> None:
+        self._readers, self._asked_at = dict[str, HubReader](), dict[str, float]()
+        self._lock, self._is_reading = threading.Lock(), threading.Lock()
+
+    def view(self, repository: str) -> HubView:
+        """Return what is known of a run. An unknown one is waited for `SECONDS_TO_WAIT`, an old one is read anew."""
+        with self._lock:
+            reader = self._readers.pop(repository, None) or HubReader(repository)
+            self._readers[repository] = reader
+            while len(self._readers) > MAX_COMPARED:
+                oldest = next(iter(self._readers))
+                del self._readers[oldest]
+                self._asked_at.pop(oldest, None)
+            is_old = time.monotonic() - self._asked_at.get(repository, -math.inf) > SECONDS_BETWEEN_METRICS
+        if is_old and self._is_reading.acquire(blocking=False):
+            self._asked_at[repository] = time.monotonic()
+            thread = threading.Thread(target=self._read, args=(reader,), daemon=True, name="compared run")
+            thread.start()
+            if reader.view.run is None:
+                thread.join(SECONDS_TO_WAIT)
+        return reader.view
+
+    def _read(self, reader: HubReader) -> None:
+        try:
+            reader.look_safely()
+        finally:
+            self._is_reading.release()
 
 
 def read_hub(repository: str, before: HubView) -> HubView:

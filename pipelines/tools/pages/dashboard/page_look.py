@@ -33,10 +33,15 @@ STYLE = """
 .board .chart .plot { margin-top: auto; }
 .board .chart:first-child { grid-column: 1 / -1; }
 .board .chart figcaption { display: flex; justify-content: space-between; gap: 1rem; margin-bottom: 0.3rem; }
-.board .chart figcaption span { color: var(--quiet); text-align: right; }
+.board .chart figcaption output { color: var(--quiet); text-align: right; }
+.board .chart figcaption .other { display: block; font-weight: 400; font-style: normal; overflow-wrap: anywhere; }
+.board .chart figcaption .other::before { content: ""; display: inline-block; width: 1.2rem; vertical-align: middle;
+  border-top: 2px dashed var(--mark); margin-right: 0.4rem; }
 .board .plot { display: grid; grid-template-columns: 3.4rem 1fr; grid-template-rows: 9rem 1.3rem; }
 .board .chart:first-child .plot { grid-template-rows: 14rem 1.3rem; }
-.board .plot svg { width: 100%; height: 100%; display: block; overflow: visible; }
+.board .plot svg { width: 100%; height: 100%; display: block; overflow: visible; cursor: crosshair;
+  touch-action: pan-y; user-select: none; }
+.board .plot:focus-visible { outline: 3px solid var(--line); outline-offset: 3px; }
 .board .ys, .board .xs { position: relative; font-size: 0.75rem; color: var(--quiet); }
 .board .xs { grid-column: 2; }
 .board .ys span { position: absolute; right: 0.5rem; transform: translateY(50%); line-height: 1; white-space: nowrap; }
@@ -45,6 +50,8 @@ STYLE = """
 .board .plot path { vector-effect: non-scaling-stroke; fill: none; }
 .board .plot .level { stroke: var(--faint); stroke-width: 1; }
 .board .plot .line { stroke: var(--line); stroke-width: 1.8; stroke-linejoin: round; }
+.board .plot .raw { stroke: var(--line); stroke-width: 1; opacity: 0.35; }
+.board .plot .other { stroke: var(--mark); stroke-width: 1.6; stroke-dasharray: 5 4; }
 .board .plot .band { fill: var(--band); }
 .board .plot .marks { stroke: var(--line); stroke-width: 7; stroke-linecap: round; }
 .board .plot .bar { stroke: var(--band); stroke-width: 7; }
@@ -52,7 +59,13 @@ STYLE = """
 .board .chart .few { color: var(--warn); font-weight: 600; }
 .board .plot .dots { stroke: var(--mark); stroke-width: 6; stroke-linecap: round; }
 .board .plot .strip { fill: transparent; }
-.board .plot .strip:hover { fill: var(--faint); }
+.board .plot .strip.read { fill: var(--faint); }
+.board .plot .chosen { fill: var(--band); stroke: var(--line); vector-effect: non-scaling-stroke; }
+.board th button { font: inherit; color: inherit; background: none; border: 0; padding: 0.15rem 0; cursor: pointer; }
+.board th button:hover { text-decoration: underline; }
+.board th button:focus-visible { outline: 2px solid var(--line); outline-offset: 2px; }
+.board [aria-sort=ascending] button::after { content: " ↑"; }
+.board [aria-sort=descending] button::after { content: " ↓"; }
 .board .scroll { overflow-x: auto; }
 .board table { width: 100%; border-collapse: collapse; border: none !important; font-size: 0.9rem; }
 .board thead, .board tbody, .board tr { border: none !important; }
@@ -71,8 +84,10 @@ STYLE = """
 .board .reel { display: grid; grid-template-columns: repeat(auto-fill, minmax(9rem, 1fr)); gap: 1rem; list-style: none;
   padding: 0; margin: 0.6rem 0 0; }
 .board .reel img { width: 100%; border-radius: 6px; image-rendering: auto; margin: 0; }
-.board .reel.newest { display: block; padding: 0; }
+.board .reel.newest { display: flex; align-items: end; gap: 0.8rem; overflow-x: auto; padding: 0; }
+.board .reel.newest li { flex: none; font-size: 0.8rem; }
 .board .reel.newest span { display: block; }
-.board .reel.newest img { width: auto; max-width: 100%; max-height: 13rem; }
+.board .reel.newest img { width: auto; max-width: 18rem; max-height: 7rem; }
+.board .reel.newest li:last-child img { max-width: min(26rem, 80vw); max-height: 13rem; }
 .board .reel span { color: var(--quiet); }
 """

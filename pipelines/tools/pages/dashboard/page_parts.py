@@ -15,8 +15,9 @@ from pipelines.features.publishing.metrics.run_state import RunCondition, RunPha
 from pipelines.features.publishing.repository.epoch_tags import epoch_tag
 from pipelines.tools.pages.dashboard.alerts import Alert
 from pipelines.tools.pages.dashboard.hub_reading import HubView
-from pipelines.tools.pages.dashboard.peer_table import PeerPage, PeerState, TrackedPeer
+from pipelines.tools.pages.dashboard.peer_table import COLUMNS, PeerPage, PeerState, TrackedPeer
 from pipelines.tools.pages.dashboard.settings import DashboardSettings
+from pipelines.tools.pages.table_order import Columns, in_order
 from pipelines.tools.pages.text import date, short_number
 
 MOST_NATS = 50.0
@@ -24,8 +25,13 @@ MOST_NATS = 50.0
 
 MAX_CHECKPOINTS = 50
 MAX_PICTURES = 24
+MAX_IN_TIME_LINE = 8
 MAX_BOARD_ROWS = 100
 MAX_NAMES = 8
+BOARD_COLUMNS: Columns = {name: lambda row, name=name: row[name] for name in ("samples", "hours", "candidates")}
+BOARD_COLUMNS = dict(user=lambda row: row["username"].casefold(), **BOARD_COLUMNS)
+"""What the leaderboard can be sorted by."""
+
 OPEN_RUN = "This run is open to everybody: peers choose their own names."
 
 
@@ -127,9 +133,13 @@ def now_html(names: Sequence[str], began: float, view: HubView, *, is_live: bool
     lines = [f"<b>{escaped(who)}</b> {verb} now."] if is_live else []
     if began > 0:
         lines.append(f"The first epoch ended on {escaped(date(began))}.")
-    epoch = max(view.pictures, default=None)
-    picture = "" if epoch is None else f'<ul class="reel newest">{_reel_picture(view, epoch)}</ul>'
-    return f'<div class="board"><p>{" ".join(lines)}</p>{picture}</div>'
+    epochs = sorted(view.pictures)
+    # The first, the newest, and some between them.
+    places = range(min(MAX_IN_TIME_LINE, len(epochs)))
+    chosen = [epochs[round(place * (len(epochs) - 1) / max(1, len(places) - 1))] for place in places[:-1]]
+    line = "".join(_reel_picture(view, epoch) for epoch in [*chosen, *epochs[-1:]])
+    pictures = f'<ul class="reel newest" aria-label="What the model drew">{line}</ul>' if epochs else ""
+    return f'<div class="board"><p>{" ".join(lines)}</p>{pictures}</div>'
 
 
 def _small(text: str) -> str:
@@ -164,6 +174,11 @@ def notices_html(problems: Sequence[tuple[str, str]], alerts: Sequence[Alert], s
     return f'<div class="board"><ul class="notices" aria-label="Notices">{"".join(items)}</ul></div>'
 
 
+def comparison_html(text: str) -> str:
+    """Return why another run is not shown beside this one."""
+    return f'<div class="board"><p class="note" role="status">{escaped(text)}</p></div>'
+
+
 def peers_html(page: PeerPage, now: float, state: RunPhase, unit: str = "samples") -> str:
     """Return one page of the peers as a table."""
     if not page.num_peers:
@@ -178,7 +193,8 @@ def peers_html(page: PeerPage, now: float, state: RunPhase, unit: str = "samples
     place = f"rows {page.first_row:,}–{last:,} of {found}, page {page.page} of {page.num_pages}"
     heads = ("user", "state", f"{unit}/s", "epoch", unit, "last seen", "device", "mode", "version")
     rows = [_peer_row(one, now) for one in page.rows]
-    return f'<div class="board">{table(heads, rows, caption=place if page.rows else f"none of {found} matches")}</div>'
+    caption = place if page.rows else f"none of {found} matches"
+    return f'<div class="board">{table(heads, rows, caption=caption, sorts=tuple(COLUMNS), order=page.order)}</div>'
 
 
 def _peer_row(one: TrackedPeer, now: float) -> list[str]:
@@ -199,12 +215,13 @@ def _peer_row(one: TrackedPeer, now: float) -> list[str]:
 
 
 def board_html(
-    rows: Sequence[Mapping[str, Any]], span: str, *, total: int, is_open: bool, unit: str = "samples"
+    rows: Sequence[Mapping[str, Any]], span: str, *, total: int, is_open: bool, unit: str = "samples", order: str = ""
 ) -> str:
     """Return the users by their contribution in a span; `rows` come from `programs.board_rows`."""
     if not rows:
         return '<div class="board"><p class="empty">Nobody has contributed in this period yet.</p></div>'
     has_served = any(row.get("candidates") for row in rows)
+    ranked = {name: lambda numbered, value=value: value(numbered[1]) for name, value in BOARD_COLUMNS.items()}
     shown = [
         [
             f"{number}",
@@ -213,13 +230,14 @@ def board_html(
             duration(3600 * row["hours"]) if row["hours"] > 0 else "–",
             *([f"{row['candidates']:,}"] if has_served else []),
         ]
-        for number, row in enumerate(rows[:MAX_BOARD_ROWS], 1)
+        for number, row in in_order(list(enumerate(rows, 1)), order, ranked)[:MAX_BOARD_ROWS]
     ]
     more = f", the first {len(shown)} shown" if len(rows) > len(shown) else ""
     heads = ("#", "user", f"{unit} claimed", "time", *(["pictures served, as audited"] if has_served else []))
     caption = f"{counted(len(rows), 'user')}, {counted(total, unit.removesuffix('s'))} ({span}){more}"
     note = f'<p class="note">{CLAIMED}{f" {OPEN_RUN}" if is_open else ""}</p>'
-    return f'<div class="board">{table(heads, shown, caption=caption)}{note}</div>'
+    sorts = ("", *BOARD_COLUMNS)[: len(heads)]
+    return f'<div class="board">{table(heads, shown, caption=caption, sorts=sorts, order=order)}{note}</div>'
 
 
 def checkpoints_html(settings: DashboardSettings, view: HubView) -> str:
@@ -271,11 +289,22 @@ def _reel_picture(view: HubView, epoch: int) -> str:
     )
 
 
-def table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, caption: str) -> str:
-    """Return a table of cells that are HTML already."""
-    head = "".join(f'<th scope="col">{name}</th>' for name in heads)
+def table(
+    heads: Sequence[str], rows: Iterable[Sequence[str]], *, caption: str, sorts: Sequence[str] = (), order: str = ""
+) -> str:
+    """Return a table of cells that are HTML already; `sorts` names the order that each head asks for, empty: none."""
+    sorts = sorts or [""] * len(heads)
+    head = "".join(_head(name, sort, order) for name, sort in zip(heads, sorts, strict=True))
     body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)
     return (
         f'<div class="scroll" tabindex="0" role="region" aria-label="{escaped(caption)}">'
         f"<table><caption>{escaped(caption)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
     )
+
+
+def _head(name: str, sort: str, order: str) -> str:
+    if not sort:
+        return f'<th scope="col">{name}</th>'
+    direction = {sort: "ascending", f"-{sort}": "descending"}.get(order, "none")
+    button = f'<button type="button" data-sort="{sort}" data-keep="sort {sort}">{name}</button>'
+    return f'<th scope="col" aria-sort="{direction}">{button}</th>'

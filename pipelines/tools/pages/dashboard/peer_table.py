@@ -12,6 +12,7 @@ from pipelines.features.publishing.metrics.epoch_summary import (
     summarise_epoch,
 )
 from pipelines.tools.pages.dashboard.swarm.swarm_snapshot import SeenPeer, SwarmSnapshot
+from pipelines.tools.pages.table_order import Columns, in_order
 
 LATE_SECONDS = 5.0
 """Time that a renewed record may take to arrive."""
@@ -41,6 +42,20 @@ class TrackedPeer:
     state: PeerState
 
 
+COLUMNS: Columns = {
+    "user": lambda one: one.peer.username.casefold() or None,
+    "state": lambda one: list(PeerState).index(one.state),
+    "speed": lambda one: None if one.state is PeerState.GONE else one.peer.samples_per_second,
+    "epoch": lambda one: one.peer.epoch,
+    "samples": lambda one: one.peer.figures.num_samples if one.peer.figures else None,
+    "seen": lambda one: one.last_seen,
+    "device": lambda one: one.peer.device or None,
+    "mode": lambda one: one.peer.client_mode,
+    "version": lambda one: one.peer.package_version or None,
+}
+"""What the table can be sorted by."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class PeerPage:
     """A part of the table."""
@@ -53,6 +68,7 @@ class PeerPage:
     first_row: int
     num_found: int
     num_peers: int
+    order: str = ""
 
 
 def track(
@@ -110,13 +126,15 @@ def count_states(tracked: Mapping[str, TrackedPeer]) -> Counter[PeerState]:
     return Counter(one.state for one in tracked.values())
 
 
-def page_of(tracked: Mapping[str, TrackedPeer], search: str = "", page: int = 1, size: int = PAGE_SIZE) -> PeerPage:
-    """Return one page of the peers that match a search, training peers first, then by speed.
+def page_of(
+    tracked: Mapping[str, TrackedPeer], search: str = "", page: int = 1, size: int = PAGE_SIZE, order: str = ""
+) -> PeerPage:
+    """Return one page of the peers that match a search, in an order of `COLUMNS`; training and fast ones come first.
 
     A page number out of range becomes the nearest valid one.
     """
     words = str(search).casefold().split()
-    found = sorted((one for one in tracked.values() if _fits(one, words)), key=_order)
+    found = in_order(sorted((one for one in tracked.values() if _fits(one, words)), key=_order), order, COLUMNS)
     num_pages = max(1, -(-len(found) // size))
     page = min(max(1, page), num_pages)
     rows = tuple(found[(page - 1) * size : page * size])
@@ -127,6 +145,7 @@ def page_of(tracked: Mapping[str, TrackedPeer], search: str = "", page: int = 1,
         first_row=(page - 1) * size + 1,
         num_found=len(found),
         num_peers=len(tracked),
+        order=order,
     )
 
 

@@ -43,6 +43,14 @@ class DashboardSettings:
         return cls(run=run, **{name.lower(): space_address(name, environment.get(name, "")) for name in spaces})
 
 
+def other_run(value: str, own: str) -> str:
+    """Return the run to compare with, which is none or another; raises ValueError for what is no run's name."""
+    value = value.strip()
+    if value and not REPOSITORY.fullmatch(value):
+        raise ValueError(f"{value[:80]!r} is not the name of a run; expected ORG/RUN.")
+    return "" if value == own else value
+
+
 def space_address(name: str, value: str) -> str:
     """Return the address of a Space, given as an address or as `ORG/SPACE`; raises ValueError for anything else."""
     value = value.strip()

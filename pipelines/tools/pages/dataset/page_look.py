@@ -41,6 +41,10 @@ p { margin: 0.3rem 0 0.8rem; max-width: 46rem; }
 .bars td:last-child { width: 1%; text-align: right; white-space: nowrap; padding-left: 0.8rem; }
 .bars span { display: block; height: 0.85rem; background: var(--line); border-radius: 3px; min-width: 2px; }
 .bars .drop span { background: var(--bad); }
+@media (max-width: 40rem) {
+  .bars th, .bars td:nth-child(2):last-child { white-space: normal; width: auto; }
+  .bars td:nth-child(2) { min-width: 5rem; overflow-wrap: anywhere; }
+}
 .words { display: flex; flex-wrap: wrap; gap: 0.35rem 0.5rem; padding: 0; margin: 0.6rem 0 0; list-style: none; }
 .words li { background: var(--card); border: 1px solid var(--faint); border-radius: 999px; padding: 0.1rem 0.7rem; }
 .words small { color: var(--quiet); }

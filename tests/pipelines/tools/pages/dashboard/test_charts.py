@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from hub_tools.printing.marked_up import escaped
-from pipelines.tools.pages.dashboard.charts import Chart, chart_html, nice_ticks
+from pipelines.tools.pages.dashboard.charts import Chart, chart_html, log_ticks, nice_ticks, smooth
 from pipelines.tools.pages.dashboard.history_columns import SUMMARY_COLUMNS, HistoryColumns, thin_out
 from pipelines.tools.pages.text import short_number
 
@@ -73,6 +73,47 @@ def test_any_values_give_a_chart(values):
         along = np.arange(len(values)) + 1.8e9
         chart = Chart(title="x", unit="s", axis=axis, along=along, values=np.array(values), from_zero=False)
         ElementTree.fromstring(chart_html(chart))
+
+
+def test_log_heights_put_equal_factors_at_equal_distances_and_need_positive_values():
+    def heights(values, **options):
+        line = ElementTree.fromstring(drawn([1, 2, 3], np.array(values), is_log=True, **options)).find(
+            ".//path[@class='line']"
+        )
+        return [float(y) for y in re.findall(r" (-?[\d.]+)", line.get("d"))]
+
+    one, ten, hundred = heights([1.0, 10.0, 100.0])
+    assert one - ten == pytest.approx(ten - hundred, abs=0.2) and one - ten > 50
+    for linear in (heights([0.0, 10.0, 100.0]), heights([1.0, 10.0, 100.0], counts_things=True)):
+        assert linear[0] - linear[1] < 0.2 * (linear[1] - linear[2])
+    assert log_ticks(0.9, 120) == [1, 2, 5, 10, 20, 50, 100] and log_ticks(1e-9, 1e9)[0] == 1e-9
+    assert log_ticks(2.2, 2.9) == nice_ticks(2.2, 2.9, 4)
+
+
+def test_smoothing_starts_at_the_first_value_and_leaves_the_curve_visible():
+    assert smooth(np.array([4.0, 4.0]), 0.9) == pytest.approx([4.0, 4.0])
+    assert smooth(np.array([4.0, 0.0]), 0.5) == pytest.approx([4.0, 4 / 3])
+    assert smooth(np.array([4.0, 0.0]), 0.0).tolist() == [4.0, 0.0]
+    paths = {one.get("class"): one.get("d") for one in ElementTree.fromstring(
+        drawn([1, 2, 3], np.array([4.0, 0.0, 4.0]), smoothing=0.9)).iter("path")}  # fmt: skip
+    assert paths["raw"] != paths["line"]
+
+
+def test_another_run_is_a_second_line_within_the_picture_and_in_the_values():
+    other = (np.array([2.0, 3.0, 99.0]), np.array([50.0, 60.0, 1e6]))
+    html = drawn([1, 2, 3], np.array([4.0, 2.0, 4.0]), other=other, other_title="org/<b>")
+    figure = ElementTree.fromstring(html)
+    assert figure.find(".//path[@class='other']").get("d").count("L") == 1
+    assert [strip.get("data-tip") for strip in figure.iter("rect")][1:] == [
+        "epoch 2: 2; org/<b> 50", "epoch 3: 4; org/<b> 60"
+    ]  # fmt: skip
+
+
+def test_a_part_of_an_axis_is_given_as_shares_of_the_history():
+    history = columns(101)
+    assert history.shares("epoch", 51.04, 26) == (25.0, 50.1)
+    assert history.shares("epoch", -1e9, 1e11) == (0.0, 100.0)
+    assert columns(1).shares("epoch", 1, 1) == columns(0).shares("epoch", 1, 2) == (0.0, 100.0)
 
 
 def test_no_points_give_a_sentence():

@@ -1,6 +1,7 @@
 """What looks at the swarm add up to, before the Hub has it."""
 
 import math
+import re
 
 import pytest
 from dashboard_material import BEGUN, NOW, look, metrics, peer_values
@@ -55,6 +56,16 @@ def test_a_window_is_drawn_once_for_all_who_look_at_it(dashboard):
     dashboard.take_look(seen(2, 9, 2.0), RUN)
     assert dashboard.charts("epoch", 0, 100) is not first
     assert "Nothing to show" not in dashboard.charts("nonsense", float("nan"), None)
+
+
+def test_what_is_no_run_is_not_asked_for_and_a_part_that_is_none_is_the_whole(dashboard):
+    dashboard.take_look(seen(1, 0, 3.0), RUN)
+    plain = dashboard.charts()
+    shown = dashboard.charts(other="../<b>", smoothing=1e12, is_log=True)
+    assert "../&lt;b&gt;" in shown and "expected ORG/RUN" in shown and 'class="other"' not in shown
+    assert dashboard.charts(other=" org/run ") == plain, "it is the run itself"
+    for axis, low, high in (("epoch", None, 3), ("<b>", 1, 2), ("epoch", "1", []), ("epoch", math.inf, 1)):
+        assert dashboard.zoomed(axis, low, high) == (0.0, 100.0)
 
 
 @pytest.mark.parametrize(("loss", "shown"), [(math.log(44.0), "44"), (1e6, "5.2e+21")])
@@ -158,7 +169,10 @@ def test_the_first_screen_says_who_trains_since_when_and_shows_what_is_drawn_by_
     shown = now_html(["anna", "<i>bert</i>", "anna", *map(str, range(9))], 1.76e9, view, is_live=True)
     assert "<b>anna, &lt;i&gt;bert&lt;/i&gt;, 0, 1, 2, 3, 4, 5 and 3 more</b> train now." in shown
     assert "The first epoch ended on 2025-10-09" in shown
-    assert "reel/epoch-12.webp" in shown and "epoch-3.webp" not in shown and "a &lt;b&gt;robin" in shown
+    assert shown.index("reel/epoch-3.webp") < shown.index("reel/epoch-12.webp") and "a &lt;b&gt;robin" in shown
+    many = HubView(run=RUN, pictures={epoch: f"epoch-{epoch}.webp" for epoch in range(1, 101)})
+    line = re.findall(r"reel/epoch-(\d+)", now_html([], 0.0, many, is_live=True))
+    assert (len(line), line[0], line[-1]) == (8, "1", "100")
     assert "<b>Nobody</b> trains now." in now_html([], 0.0, HubView(run=RUN), is_live=True)
     dashboard.take_look(seen(9, 0, 3.0), RUN)
     assert "The first epoch ended on 2027-01-15" in dashboard.now()

@@ -5,8 +5,9 @@ import math
 import pytest
 from dashboard_material import LIFETIME, NOW, look, metrics, peer_values
 
-from pipelines.tools.pages.dashboard.peer_table import PeerState, alive, page_of, summarise, track
+from pipelines.tools.pages.dashboard.peer_table import COLUMNS, PeerState, alive, page_of, summarise, track
 from pipelines.tools.pages.dashboard.swarm.swarm_snapshot import SwarmSnapshot
+from pipelines.tools.pages.table_order import in_order, next_order
 
 
 def states(tracked):
@@ -87,6 +88,20 @@ def test_the_table_comes_in_pages_the_fastest_first_and_is_searched_by_words():
     found = page_of(tracked, "TRAINING peer-01")
     assert found.num_found == 10 and found.num_peers == 250
     assert page_of(tracked, "nobody").rows == ()
+
+
+def test_a_column_is_sorted_the_largest_first_and_at_the_second_click_the_smallest():
+    order = next_order("", "speed", COLUMNS)
+    assert (order, next_order(order, "speed", COLUMNS)) == ("-speed", "speed")
+    assert next_order(order, "user", COLUMNS) == "-user"
+    assert [next_order(order, other, COLUMNS) for other in ("<b>", None, ["user"])] == [order] * 3
+    tracked = track(
+        {}, look(*(peer_values(name, speed=speed) for name, speed in (("a", 1.0), ("b", 3.0), ("c", 2.0)))), LIFETIME
+    )
+    for order, names in (("-speed", "bca"), ("speed", "acb"), ("-user", "cba"), ("", "bca"), ("-nothing", "bca")):
+        assert "".join(row.peer.username for row in page_of(tracked, order=order).rows) == names
+    unknown = [dict(a=None), dict(a=1), dict(a=2)]
+    assert [row["a"] for row in in_order(unknown, "a", dict(a=lambda row: row["a"]))] == [1, 2, None]
 
 
 def test_those_that_have_gone_come_last():

@@ -42,8 +42,8 @@ def page(tmp_path):
         facts=facts(),
         pictures=np.random.default_rng(0).integers(0, 256, (3, 64, 64, 3), np.uint8),
         captions=["a bird", HOSTILE, "long " * 1000],
-        report={"kept": 900, "dropped": {"nsfw": 60, "corrupt_image": 40}},
-        settings={"filter": {"min_caption_length": 3, "max_aspect_ratio": 2.0}},
+        report={"kept": 900, "dropped": {"nsfw": 60, "corrupt_image": 40, "text_of_a_picture_is_too_short_or_long": 0}},
+        settings={"filter": {"min_caption_length": 3, "max_aspect_ratio": 2.0, "keep": "a-name-" * 12}},
         dropped=[
             DroppedPicture(reason="corrupt_image", key="a.tar/1", caption=HOSTILE, picture=thumbnail),
             DroppedPicture(reason="corrupt_image", key="a.tar/2", caption="", picture=None),
