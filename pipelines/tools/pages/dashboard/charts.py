@@ -128,7 +128,7 @@ def nice_ticks(low: float, high: float, most: int) -> list[float]:
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """Return at most seven of 1, 2 and 5 times powers of ten in [low, high]; round ones if those are fewer than three."""
+    """Return at most seven of 1, 2 and 5 times powers of ten in [low, high]; round ones if there are not three."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     for factors, step in ((1, 2, 5), 1), ((1,), 1), ((1,), math.ceil(len(powers) / 6)):
         ticks = [factor * 10.0**power for power in powers[::step] for factor in factors]
