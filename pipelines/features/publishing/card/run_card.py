@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import quote
 
+from hub_tools.counted import nats
 from hub_tools.printing.marked_up import code, markdown_table, plain
 from hub_tools.run_files import CARD_FILE, LOSS_CURVE_FILE, METRICS_FOLDER
 from pipelines.core.run.training_run import TrainingRun
@@ -76,11 +77,11 @@ def _pictures(facts: CheckpointFacts) -> str:
 
 def _figures(run: TrainingRun, facts: CheckpointFacts, parts: CardContext) -> str:
     rows = [
-        ("epoch", f"{facts.epoch} of {run.num_epochs}"),
-        ("training loss", "not known yet" if facts.loss is None else f"{facts.loss:.4f}"),
+        ("epoch", f"{facts.epoch:,} of {run.num_epochs:,}"),
+        ("training loss (nats)", "not known yet" if facts.loss is None else nats(facts.loss)),
         *parts.rows,
         ("parameters", f"{facts.num_parameters:,}"),
-        ("most peers at a time", str(max((point["num_peers"] for point in facts.history), default=0))),
+        ("most peers at a time", f"{max((point['num_peers'] for point in facts.history), default=0):,}"),
         ("optimizer", f"{run.stepping_optimizer}, {run.optimizer_bits}-bit statistics, peak learning rate "
                       f"{run.peak_learning_rate:g}"),
     ]  # fmt: skip
