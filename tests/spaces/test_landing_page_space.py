@@ -1,17 +1,13 @@
 """The landing page, served as plain files: it shows a run that is well, and says what is the matter with any other."""
 
-import contextlib
-import functools
 import html.parser
-import http.server
 import random
 import re
 import socket
-import threading
 from pathlib import Path
 
 import pytest
-from browsing import SIZES, needs_browser, serious_findings, take_picture, watched_page
+from browsing import SIZES, needs_browser, serious_findings, served, take_picture, watched_page
 from run_moments import MOMENTS, NOW
 
 from hub_tools.publishing.space_bundling import bundle_folder
@@ -82,25 +78,6 @@ def test_nothing_from_the_hub_can_become_markup(index):
 def camel_case(name):
     first, *others = name.split("_")
     return first + "".join(map(str.capitalize, others))
-
-
-@contextlib.contextmanager
-def served(folder):
-    """Serve a folder's files, as a static Space is served."""
-
-    class Quiet(http.server.SimpleHTTPRequestHandler):
-        def log_message(self, *arguments):
-            pass
-
-    handler = functools.partial(Quiet, directory=str(folder))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}/"
-        finally:
-            server.shutdown()
-            thread.join()
 
 
 @pytest.fixture(scope="module")
