@@ -10,6 +10,7 @@ import pytest
 from browsing import SIZES, needs_browser, serious_findings, served, take_picture, watched_page
 from run_moments import MOMENTS, NOW
 
+from hub_tools.counted import date, duration, file_size, memory_size, nats
 from hub_tools.publishing.space_bundling import bundle_folder
 
 SPACE = Path(__file__).parents[2] / "spaces" / "landing_page"
@@ -181,12 +182,19 @@ def test_its_figures_are_those_of_the_training_code(hub, address):
             " return groups.map(group => m.aggregate(group, rule)); }",
             groups,
         )
+        numbers = [0.27134, 31.2, 999.6, 1580.0, 47_000.0, 123_456_789.0, 1.8e9, 2.5e9]
+        written = page.evaluate(
+            "async numbers => { const m = await import('/scripts/numbers.js');"
+            " return numbers.map(v => [m.asLoss, m.asBytes, m.asMemory, m.asDuration, m.asDate].map(as => as(v))); }",
+            numbers,
+        )
         facts = [facts for facts, _ in MOMENTS]
         conditions = page.evaluate(
             "async ([moments, now]) => { const m = await import('/scripts/run_state.js');"
             " return moments.map(facts => m.conditionOf(facts, now)); }",
             [[{camel_case(name): value for name, value in vars(one).items()} for one in facts], NOW],
         )
+    assert written == [[as_(one) for as_ in (nats, file_size, memory_size, duration, date)] for one in numbers]
     for one, seen in zip(facts, conditions, strict=True):
         expected = vars(condition_of(one, "org/robins", now=NOW))
         assert seen == {camel_case(name): value for name, value in expected.items() if name != "command"}

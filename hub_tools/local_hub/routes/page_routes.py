@@ -26,6 +26,7 @@ h1,h2,h3{line-height:1.25;text-wrap:balance;overflow-wrap:anywhere}h2{margin-top
 .card{border:1px solid var(--line);border-radius:10px;padding:1rem 1.4rem;margin:1.2rem 0}
 .card h1{margin-top:.6rem}.card h2{border-bottom:1px solid var(--line);padding-bottom:.25rem}
 .card tr:has(th):not(:has(th:not(:empty))){display:none}.card>p,.card li{overflow-wrap:anywhere}.scroll{overflow-x:auto}
+.card td:first-child,.card th{white-space:nowrap}
 table{border-collapse:collapse;width:100%;font-size:.94rem}
 td,th{padding:.3rem .8rem .3rem 0;border-bottom:1px solid var(--line);text-align:left;vertical-align:top}
 .files td:first-child{overflow-wrap:anywhere}
