@@ -37,12 +37,13 @@ if TYPE_CHECKING:
     from pipelines.tasks.text_to_image.data_preparation.shard_writing import PreparationOptions, PreparationResult
     from pipelines.tasks.text_to_image.generation.installed_pipeline import InstalledTextToImagePipeline
     from pipelines.tasks.text_to_image.generation.text_to_image import RankedImage
+    from pipelines.tasks.text_to_image.image_codes.codec_code import open_codec
     from pipelines.tools.doctor.check_result import CheckResult
 
 __all__ = [
     "ComputeOptions", "DistributedModel", "LocalHub", "NetworkOptions", "TrainingRun", "check_machine", "collaborate",
-    "connect", "evaluate", "generate", "join", "load", "prepare_dataset", "publish_dataset", "publish_folder",
-    "publish_space", "serve", "serve_layers",
+    "connect", "evaluate", "generate", "join", "load", "open_codec", "prepare_dataset", "publish_dataset",
+    "publish_folder", "publish_space", "serve", "serve_layers",
 ]  # fmt: skip
 
 _PLACES = {
@@ -53,6 +54,7 @@ _PLACES = {
     "TrainingRun": "pipelines.core.run.training_run:TrainingRun",
     "collaborate": "pipelines.joining.collaborating:collaborate",
     "connect": "pipelines.features.serving.blocks.client.stream_swarm:join_as_client",
+    "open_codec": "pipelines.tasks.text_to_image.image_codes.codec_code:open_codec",
     "publish_dataset": "hub_tools.publishing.dataset_publishing:publish_dataset",
     "publish_folder": "hub_tools.publishing.folder_publishing:publish_folder",
 }

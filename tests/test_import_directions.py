@@ -142,7 +142,12 @@ MAY_IMPORT = {
     "hub_tools": (),
     "hub_tools.local_hub.protocol": (),
     "hub_tools.local_hub.store": ("hub_tools.local_hub.protocol",),
-    "hub_tools.local_hub.routes": ("hub_tools.local_hub.store", "hub_tools.local_hub.protocol", "hub_tools.printing"),
+    "hub_tools.local_hub.routes": (
+        "hub_tools.local_hub.store",
+        "hub_tools.local_hub.protocol",
+        "hub_tools.printing",
+        "hub_tools.counted",
+    ),
     "spaces": ("pipelines", *LIBRARIES),
     **{
         f"pipelines.{room}": tuple(name if name in OURS else f"pipelines.{name}" for name in names.split())

@@ -16,8 +16,8 @@ import dalle_collab
 PAGE = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
 NAMES = {
     "ComputeOptions", "DistributedModel", "LocalHub", "NetworkOptions", "TrainingRun", "check_machine", "collaborate",
-    "connect", "evaluate", "generate", "join", "load", "prepare_dataset", "publish_dataset", "publish_folder",
-    "publish_space", "serve", "serve_layers",
+    "connect", "evaluate", "generate", "join", "load", "open_codec", "prepare_dataset", "publish_dataset",
+    "publish_folder", "publish_space", "serve", "serve_layers",
 }  # fmt: skip
 LOOPBACK = 'network=dalle_collab.NetworkOptions(host_addresses=("/ip4/127.0.0.1/tcp/0",))'
 

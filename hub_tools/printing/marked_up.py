@@ -2,7 +2,7 @@
 
 import html
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from .printable import printable
 
@@ -31,6 +31,17 @@ def code(text: object) -> str:
     """Return any text as code in a line of Markdown, out of which nothing leads."""
     line = " ".join(printable(str(text)).split()).replace("`", "'")
     return f"`{line}`" if line else ""
+
+
+def in_words(value: object) -> str:
+    """Return a setting's value as text without Python's signs: `a, b`, `side: 64`, `yes`, `none`."""
+    if value is None or isinstance(value, bool):
+        return {None: "none", True: "yes", False: "no"}[value]
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name}: {in_words(one)}" for name, one in value.items()) or "none"
+    if isinstance(value, (list, tuple, set)):
+        return ", ".join(map(in_words, value)) or "none"
+    return str(value)
 
 
 def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

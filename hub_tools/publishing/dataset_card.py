@@ -5,14 +5,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import yaml
 
-from ..counted import counted
-from ..printing.marked_up import code, markdown_table, plain
+from ..counted import counted, file_size
+from ..printing.marked_up import code, in_words, markdown_table, plain
 
 SPLITS = ("train", "validation", "test")
 SIZE_CATEGORIES = ((1_000, "n<1K"), (10_000, "1K<n<10K"), (100_000, "10K<n<100K"), (1_000_000, "100K<n<1M"))
 LARGEST_SIZE_CATEGORY = "n>1M"
+CAPTIONS_SHOWN, LONGEST_CAPTION = 5, 200
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,7 +149,7 @@ def _text(dataset: DatasetSummary, repo_id: str) -> str:
     per_record = dataset.num_bytes / max(1, dataset.num_rows)
     facts = [
         f"- {counted(dataset.num_rows, 'record')} in {counted(len(dataset.shards), 'Parquet shard')}, "
-        f"{dataset.num_bytes:,} bytes ({per_record:.0f} bytes per record)",
+        f"{file_size(dataset.num_bytes)} ({file_size(per_record)} per record)",
         *(f"- {plain(_words(key))}: {code(value)}" for key, value in sorted(dataset.metadata.items())),
     ]
     listed = "\n".join(facts)
@@ -169,7 +171,20 @@ dataset = load_dataset("{repo_id}", split="{split}", streaming=True)
 for record in dataset.take(3):
     print(record[{json.dumps(dataset.schema.names[0])}])
 ```
-{_codec_note(dataset)}"""
+{_captions(dataset)}{_codec_note(dataset)}"""
+
+
+def _captions(dataset: DatasetSummary) -> str:
+    """Return some captions of the first shard, far apart: what the dataset is about."""
+    path = dataset.folder / dataset.shards[0].name
+    if "caption" not in dataset.schema.names or not path.is_file():
+        return ""
+    with pq.ParquetFile(path) as file:
+        found = file.read_row_group(0, columns=["caption"]).column("caption").to_pylist()
+    captions = [caption for caption in found if isinstance(caption, str) and caption.strip()]
+    shown = captions[:: max(1, len(captions) // CAPTIONS_SHOWN)][:CAPTIONS_SHOWN]
+    listed = "\n".join(f"- {plain(caption[:LONGEST_CAPTION])}" for caption in shown)
+    return f"\n## Captions\n\nSome of them:\n\n{listed}\n" if shown else ""
 
 
 def _filters(folder: Path) -> str:
@@ -183,7 +198,7 @@ def _filters(folder: Path) -> str:
     shares = [(plain(_words(name)), f"{count:,}", f"{count / max(1, seen):.1%}") for name, count in rows]
     settings = manifest.get("settings", {})
     thresholds = [*settings.get("filter", {}).items(), *settings.get("pictures", {}).items()]
-    listed = "\n".join(f"- {plain(_words(name))}: {code(value)}" for name, value in thresholds)
+    listed = "\n".join(f"- {plain(_words(name))}: {code(in_words(value))}" for name, value in thresholds)
     return (
         f"\n## Filters\n\nOf {seen:,} samples:\n\n{markdown_table(('', 'samples', 'share'), shares)}\n"
         f"\nThe filters were:\n\n{listed}\n"
@@ -203,8 +218,8 @@ def _words(name: str) -> str:
 
 
 def _licence(license: str | None, credits: str) -> str:
-    licence = f"\n## Licence\n\n{license}\n" if license else ""
-    return licence + (f"\n## Credits\n\n{credits.strip()}\n" if credits.strip() else "")
+    stated = license or "Not stated; its owner adds one: `hub-tools publish dataset FOLDER ORG/NAME --license LICENCE`."
+    return f"\n## Licence\n\n{stated}\n" + (f"\n## Credits\n\n{credits.strip()}\n" if credits.strip() else "")
 
 
 def _codec_note(dataset: DatasetSummary) -> str:

@@ -7,6 +7,8 @@ import yaml
 
 REPOSITORY_TYPES = ("model", "dataset", "space")
 README_NAME = "README.md"
+UNNAMED = b"THIS_REPOSITORY"
+"""What cards that are written before they have a repository call it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +45,7 @@ def publish_folder(
     head = open_repository(repo_id, repo_type, private=private, space_sdk=_check_folder(source, repo_type))
     files = {path.relative_to(source).as_posix(): path for path in sorted(source.rglob("*")) if path.is_file()}
     operations: list[Operation] = [
-        CommitOperationAdd(path_in_repo=name, path_or_fileobj=path)
+        CommitOperationAdd(path_in_repo=name, path_or_fileobj=_named(path, repo_id) if name == README_NAME else path)
         for name, path in files.items()
         if not any(part.startswith(".") or part == "__pycache__" for part in name.split("/"))
     ]
@@ -54,6 +56,11 @@ def publish_folder(
     title = message or f"Publish {source.resolve().name}"
     commit = commit_over(head, repo_id, operations, title, repo_type=repo_type)
     return Published(url=commit.url, changed=commit.oid != head)
+
+
+def _named(readme: Path, repo_id: str) -> bytes:
+    """Return a card in which the repository's name stands where it was not known yet, so that its examples work."""
+    return readme.read_bytes().replace(UNNAMED, repo_id.encode())
 
 
 def open_repository(repo_id: str, repo_type: str, *, private: bool = False, space_sdk: str | None = None) -> str:

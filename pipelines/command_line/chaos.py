@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hub_tools.counted import counted
+from hub_tools.counted import counted, memory_size
 from hub_tools.printing.consoles import open_console
 from pipelines.command_line.terminal.setting_options import parse_settings, refuse_given
 from pipelines.tools.chaos.attacks.table import ATTACKS
@@ -168,7 +168,7 @@ def _show(report: "ChaosReport", output: Path, console: "rich.console.Console") 
     table.add_row("relative difference of parameters", f"{report.parameter_difference:.2g}")
     table.add_row("orphans, unexpected exits", f"{report.num_orphans}, {report.num_unexpected_exits}")
     table.add_row("checkpoints published", str(report.num_checkpoints))
-    table.add_row("a trainer's memory has grown by", f"{report.memory_growth_bytes / 1e6:.0f} MB")
+    table.add_row("a trainer's memory has grown by", memory_size(report.memory_growth_bytes))
     for name, is_named in report.attacks.items():
         table.add_row(f"attacker named: {name}", "yes" if is_named else "no")
     for name, value in report.serving.items():

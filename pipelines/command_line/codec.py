@@ -71,7 +71,7 @@ def train(
     find_sources(pictures)  # before torch is imported, so that a mistyped path is reported at once
     import torch
 
-    from pipelines.tasks.text_to_image.image_codes.codec_code import open_codec
+    from pipelines.tasks.text_to_image.image_codes.codec_code import open_codec, write_codec_card
     from pipelines.tasks.text_to_image.image_codes.codec_training import CodecTrainingOptions
     from pipelines.tasks.text_to_image.image_codes.vqgan_codec import VQGANCodec
 
@@ -107,6 +107,7 @@ def train(
     )
     finished = _train_with_progress(codec, images, options, start_anew=not resume)
     codec.round_to_half().save_pretrained(output, half_precision=True)
+    write_codec_card(codec, output, f"It was trained on {counted(len(images), 'picture')} by this project.")
     _print_result(codec, some_of(images, seed), output)
     if not finished:
         raise typer.Exit(INTERRUPTED_EXIT_CODE)
@@ -175,6 +176,8 @@ def convert(
         raise ValueError(f"{description} says how large pictures are. Leave out --image-size.")
     if not checkpoint.is_file():  # before torch is imported
         raise ValueError(f"There is no file {checkpoint}. Download the checkpoint first.")
+    from pipelines.tasks.text_to_image.image_codes.codec_code import write_codec_card
+
     if description:
         from pipelines.tasks.text_to_image.image_codes.checkpoints.taming_checkpoint import read_taming_codec
 
@@ -184,6 +187,7 @@ def convert(
 
         codec = read_llamagen_codec(checkpoint, DEFAULT_IMAGE_SIZE if image_size is None else image_size)
     codec.save_pretrained(output)
+    write_codec_card(codec, output, f"It was converted from {checkpoint.name}.")
     sizes = codec.config
     typer.echo(
         f"{output}: codec {codec.fingerprint}, {sizes.codebook_size} codes, f={sizes.downsampling_factor}, "

@@ -19,7 +19,7 @@ def serve(
     ] = None,
     memory: Annotated[
         float | None,
-        typer.Option(help="GB for clients' drawings or caches, besides the weights; default: half of what is free."),
+        typer.Option(help="GiB for clients' drawings or caches, besides the weights; default: half of what is free."),
     ] = None,
     max_codes_per_second: Annotated[
         float | None, typer.Option(help="Draw at most this many codes a second; default: no limit.")
@@ -88,7 +88,7 @@ def serve(
         device=device,
         precision=precision,
         cpu_threads=cpu_threads,
-        memory_gigabytes=memory,
+        memory_gibibytes=memory,
         most_codes_per_second=max_codes_per_second,
         ranks=ranking,
         look_seconds=checkpoint_seconds,

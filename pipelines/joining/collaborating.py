@@ -215,7 +215,7 @@ def check_shared_memory(model: torch.nn.Module, free: int) -> None:
     needed = SHARED_BYTES_PER_PARAMETER * sum(parameter.numel() for parameter in model.parameters())
     if free < needed:
         raise OSError(
-            f"The model needs {needed / 1e6:,.0f} MB of shared memory, and {free / 1e6:,.0f} MB are free in "
+            f"The model needs {needed / 2**20:,.0f} MiB of shared memory, and {free / 2**20:,.0f} MiB are free in "
             f"{SHARED_MEMORY}. Give it more: docker run --shm-size 8g, else: mount -o remount,size=8G {SHARED_MEMORY}"
         )
 

@@ -132,7 +132,7 @@ def test_a_length_of_time_is_said_roughly(seconds, words):
 
 def test_a_volunteer_is_told_the_bytes_of_the_session_and_what_all_sessions_have_come_to():
     assert traffic_words(1_230_000_000, 40_000_000, 0.01) == "sent 1.2 GB; received 40 MB"
-    expected = "sent 3.0 GB, 1.5 GB an hour; received 600 MB, 300 MB an hour"
+    expected = "sent 3 GB, 1.5 GB an hour; received 600 MB, 300 MB an hour"
     assert traffic_words(3_000_000_000, 600_000_000, 2.0) == expected
     standing = Standing(place=3, num_contributors=1_200, samples=45_000, share=0.0423)
     expected = "45,000 samples credited in all sessions: place 3 of 1,200, 4.2% of all"

@@ -330,3 +330,20 @@ def test_checks_of_existence_answer_truly(api, repo):
     assert not api.repo_exists(f"{repo}-missing")
     assert not api.file_exists(repo, "missing.txt")
     assert not api.revision_exists(repo, "missing")
+
+
+def test_a_card_is_a_page_with_the_repositorys_pictures_and_nothing_foreign(api, hub, repo):
+    card = (
+        "---\nlicense: mit\n---\n# Birds & <b>bees</b>\n\n![drawn](reel/newest.jpg) ![spy](//evil.example/x.png) "
+        "![spy](https://evil.example/y.png)\n\n[code](model.py) [data](/datasets/org/x) [bad](javascript:alert(1))\n\n"
+        "<script>alert(1)</script>\n\n| | |\n| --- | --- |\n| loss | 0.2713 |\n\n```python\nprint('<3')\n```\n"
+    )
+    commit(api, repo, add("README.md", card.encode()))
+    answer = httpx.get(f"{hub.endpoint}/{repo}").raise_for_status()
+    page = answer.text
+    assert "<h1>Birds &amp; &lt;b&gt;bees&lt;/b&gt;</h1>" in page and "license: mit" in page
+    assert f'<img src="/{repo}/resolve/main/reel/newest.jpg" alt="drawn">' in page and page.count("<img") == 1
+    assert f'href="/{repo}/resolve/main/model.py"' in page and 'href="/datasets/org/x"' in page
+    assert "<script" not in page and 'href="javascript' not in page and 'src="//' not in page
+    assert "<td>0.2713</td>" in page and "print('&lt;3')" in page.replace("&#x27;", "'") and " UTC</td>" in page
+    assert "default-src 'none'" in answer.headers["content-security-policy"]

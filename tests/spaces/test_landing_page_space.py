@@ -1,19 +1,16 @@
 """The landing page, served as plain files: it shows a run that is well, and says what is the matter with any other."""
 
-import contextlib
-import functools
 import html.parser
-import http.server
 import random
 import re
 import socket
-import threading
 from pathlib import Path
 
 import pytest
-from browsing import SIZES, needs_browser, serious_findings, take_picture, watched_page
+from browsing import SIZES, needs_browser, serious_findings, served, take_picture, watched_page
 from run_moments import MOMENTS, NOW
 
+from hub_tools.counted import date, duration, file_size, memory_size, nats
 from hub_tools.publishing.space_bundling import bundle_folder
 
 SPACE = Path(__file__).parents[2] / "spaces" / "landing_page"
@@ -82,25 +79,6 @@ def test_nothing_from_the_hub_can_become_markup(index):
 def camel_case(name):
     first, *others = name.split("_")
     return first + "".join(map(str.capitalize, others))
-
-
-@contextlib.contextmanager
-def served(folder):
-    """Serve a folder's files, as a static Space is served."""
-
-    class Quiet(http.server.SimpleHTTPRequestHandler):
-        def log_message(self, *arguments):
-            pass
-
-    handler = functools.partial(Quiet, directory=str(folder))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}/"
-        finally:
-            server.shutdown()
-            thread.join()
 
 
 @pytest.fixture(scope="module")
@@ -212,12 +190,19 @@ def test_its_figures_are_those_of_the_training_code(hub, address):
             " return groups.map(group => m.aggregate(group, rule)); }",
             groups,
         )
+        numbers = [0.27134, 31.2, 999.6, 1580.0, 47_000.0, 123_456_789.0, 1.8e9, 2.5e9]
+        written = page.evaluate(
+            "async numbers => { const m = await import('/scripts/numbers.js');"
+            " return numbers.map(v => [m.asLoss, m.asBytes, m.asMemory, m.asDuration, m.asDate].map(as => as(v))); }",
+            numbers,
+        )
         facts = [facts for facts, _ in MOMENTS]
         conditions = page.evaluate(
             "async ([moments, now]) => { const m = await import('/scripts/run_state.js');"
             " return moments.map(facts => m.conditionOf(facts, now)); }",
             [[{camel_case(name): value for name, value in vars(one).items()} for one in facts], NOW],
         )
+    assert written == [[as_(one) for as_ in (nats, file_size, memory_size, duration, date)] for one in numbers]
     for one, seen in zip(facts, conditions, strict=True):
         expected = vars(condition_of(one, "org/robins", now=NOW))
         assert seen == {camel_case(name): value for name, value in expected.items() if name != "command"}

@@ -1,8 +1,11 @@
 """A page of a Space in headless Chromium, watched: foreign requests and errors of its scripts fail the test."""
 
 import contextlib
+import functools
+import http.server
 import os
 import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -83,6 +86,25 @@ def watched_page(
     # pytest shows compared values only in files of tests, and this is none.
     assert foreign == [], f"asked others: {foreign}"
     assert unexpected == [], f"errors on the page: {unexpected}"
+
+
+@contextlib.contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """Serve a folder's files, as a static Space is served."""
+
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *arguments):
+            pass
+
+    handler = functools.partial(Quiet, directory=str(folder))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/"
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 def take_picture(page: Any, name: str, tmp_path: Path) -> None:

@@ -4,7 +4,8 @@ Usage: python publishing_program.py REPOSITORY SETTINGS(JSON). Prints one JSON o
 spool; `until`: epoch that must be published, default the last; `seconds_more`: to work after that; `records`: samples
 of a peer to observe, by epoch; `has_organiser`: whether this machine may use the organiser's key, by default it may;
 `begun_file`, `wait_for_file`: to make and to wait for; `head_check_seconds`; `die_when_spooled`;
-`bucket_epochs` for the run's bucket alone.
+`bucket_epochs` for the run's bucket alone; `epoch_seconds` that an observed epoch takes; `evaluations`: held-out
+losses by epoch that come after all checkpoints, one after the other.
 """
 
 import json
@@ -20,6 +21,7 @@ from pipelines.core.optimizers.choice import optimizer_parts
 from pipelines.core.signing.publisher_keys import PublisherKey
 from pipelines.core.state.checkpoint_tensors import RunState
 from pipelines.core.swarm.peer_records import PeerMetrics, Reporter
+from pipelines.features.held_out_loss import HeldOutLoss
 from pipelines.features.publishing.auxiliary.auxiliary_options import AuxiliaryOptions
 from pipelines.features.publishing.auxiliary.publishing.bucket_publisher import BucketPublisher
 from pipelines.features.publishing.auxiliary.publishing.checkpoint_writing import write_checkpoint
@@ -99,10 +101,13 @@ def main(repository: str, settings: dict) -> None:
     while "wait_for_file" in settings and not Path(settings["wait_for_file"]).exists():
         time.sleep(0.05)
     publisher.set_elected(True)
-    for epoch, num_samples in settings.get("records", []):
+    records = settings.get("records", [])
+    began = time.time() - settings.get("epoch_seconds", 0.0) * len(records)
+    for number, (epoch, num_samples) in enumerate(records, 1):
         figures = {b"ann": made_figures(epoch, num_samples)}
         reporters = {b"ann": Reporter(user="ann", sender="", device="2 x Tesla T4")}
-        metrics.observe(figures, reporters, RoundLog(), time.time(), epoch)
+        now = began + number * settings.get("epoch_seconds", 0.0)
+        metrics.observe(figures, reporters, RoundLog(), now, epoch)
     with PublishingThread(publisher, retry_seconds=0.3) as publishing:
         for epoch in settings["epochs"]:
             publisher.spool.add(epoch, made_checkpoint(task, epoch))
@@ -120,6 +125,10 @@ def main(repository: str, settings: dict) -> None:
             assert time.monotonic() < deadline
             time.sleep(0.05)
         time.sleep(settings.get("seconds_more", 0.0))
+    for epoch, nats in settings.get("evaluations", []):
+        loss = HeldOutLoss(mean=nats, low=nats - 0.1, high=nats + 0.1, num_samples=256)
+        metrics.add_evaluation(loss, epoch=epoch, weights="d" * 64, seconds=1.0, now=time.time())
+        publisher.drain()
     print(
         json.dumps(
             dict(

@@ -1,25 +1,41 @@
 """Plain pages for a person with a browser: what repositories there are and what is in them. No scripts."""
 
-from pathlib import PurePosixPath
 from urllib.parse import quote
 
 from fastapi import APIRouter, Response
 from fastapi.responses import HTMLResponse
 
+from ...counted import file_size
 from ...printing.marked_up import escaped
 from ..store.history import list_commits, resolve_revision
 from ..store.repositories import list_repositories
 from ..store.trees import entries_below, find_entry
+from .rendered_card import rendered_card
 from .request_parts import AccessOf, CallerOf, Storage
 
 router = APIRouter()
 COMMITS_SHOWN = 20
 CARD_BYTES_SHOWN = 200_000
-PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".gif")
-STYLE = """body{font:16px/1.5 sans-serif;max-width:60em;margin:2em auto;padding:0 1em;color:#222}
-table{border-collapse:collapse;width:100%}td{padding:.2em .8em .2em 0;border-bottom:1px solid #ddd}
-td.n{text-align:right;white-space:nowrap}pre{background:#f6f6f6;padding:1em;overflow:auto;white-space:pre-wrap}
-img{max-width:100%}.q{color:#777}a{color:#14c;text-decoration:none}"""
+STYLE = """:root{color-scheme:light dark;
+--ink:#1f2328;--dim:#59636e;--line:#d8dee4;--soft:#f6f8fa;--link:#0b57d0;--page:#fff}
+@media (prefers-color-scheme:dark){:root{
+--ink:#e6edf3;--dim:#9aa4af;--line:#30363d;--soft:#161b22;--link:#6cb0ff;--page:#0d1117}}
+body{font:16px/1.55 system-ui,sans-serif;max-width:54rem;margin:0 auto;padding:1.5rem 1rem 4rem;
+color:var(--ink);background:var(--page)}
+h1,h2,h3{line-height:1.25;text-wrap:balance;overflow-wrap:anywhere}h2{margin-top:2.2rem}
+.card{border:1px solid var(--line);border-radius:10px;padding:1rem 1.4rem;margin:1.2rem 0}
+.card h1{margin-top:.6rem}.card h2{border-bottom:1px solid var(--line);padding-bottom:.25rem}
+.card tr:has(th):not(:has(th:not(:empty))){display:none}.card>p,.card li{overflow-wrap:anywhere}.scroll{overflow-x:auto}
+.card td:first-child,.card th{white-space:nowrap}
+table{border-collapse:collapse;width:100%;font-size:.94rem}
+td,th{padding:.3rem .8rem .3rem 0;border-bottom:1px solid var(--line);text-align:left;vertical-align:top}
+.files td:first-child{overflow-wrap:anywhere}
+.files td:last-child{color:var(--dim);white-space:nowrap;text-align:right;padding-right:0}
+pre{background:var(--soft);border-radius:8px;padding:.8rem 1rem;overflow:auto;font-size:.88rem}
+code{background:var(--soft);border-radius:4px;padding:.1em .3em;font-size:.88em;overflow-wrap:anywhere}
+pre code{padding:0;font-size:1em}img{max-width:100%;height:auto;border-radius:6px}
+summary,.q{color:var(--dim)}a{color:var(--link);text-underline-offset:.15em}
+@media(max-width:30rem){.card{padding:.4rem .9rem}}"""
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; img-src 'self'",
     "X-Content-Type-Options": "nosniff",
@@ -31,7 +47,7 @@ def index(caller: CallerOf, storage: Storage) -> Response:
     """Show the public repositories (a browser carries no token)."""
     with storage.database.reading() as connection:
         rows = [
-            [_link("/" + it.url_path, it.full_name), it.type, it.created_at[:16].replace("T", " "), _lock(it.private)]
+            [_link("/" + it.url_path, it.full_name), it.type, _date(it.created_at), _lock(it.private)]
             for it in list_repositories(connection, caller)
         ]
     listing = _table(rows) if rows else "<p>There is no public repository yet.</p>"
@@ -48,35 +64,38 @@ def repository_page(access: AccessOf) -> Response:
         commits = list_commits(connection, head, COMMITS_SHOWN)
         readme = find_entry(connection, head, "README.md")
     base = f"/{repository.url_path}/resolve/main/"
-    files = [[_link(base + quote(row["path"]), row["path"]), f"{row['size']:,} bytes"] for row in entries]
-    history = [[escaped(row["title"]), row["created_at"][:16].replace("T", " "), row["oid"][:8]] for row in commits]
-    pictures = "".join(
-        f'<p><img src="{escaped(base + quote(row["path"]))}" alt="{escaped(row["path"])}"></p>'
-        for row in entries
-        if PurePosixPath(row["path"]).suffix.lower() in PICTURES and "/" not in row["path"]
-    )
+    files = [[_link(base + quote(row["path"]), row["path"]), file_size(row["size"])] for row in entries]
+    history = [[escaped(row["title"]), row["oid"][:8], _date(row["created_at"])] for row in commits]
     card = ""
     if readme is not None:
         with access.storage.objects.path_of(readme["sha256"]).open("rb") as file:
-            text = file.read(CARD_BYTES_SHOWN).decode("utf-8", "replace")
-        card = f"<h2>Card</h2><pre>{escaped(text)}</pre>"
-    title = f"{escaped(repository.full_name)} <span class=q>{repository.type} {_lock(repository.private)}</span>"
-    body = f'<p><a href="/">All repositories</a></p><h1>{title}</h1>{pictures}'
-    return _page(repository.full_name, f"{body}<h2>Files</h2>{_table(files)}{card}<h2>Commits</h2>{_table(history)}")
+            card = rendered_card(file.read(CARD_BYTES_SHOWN).decode("utf-8", "replace"), base)
+    kind = f"<span class=q>{repository.type} {_lock(repository.private)}</span>"
+    place = f'<p><a href="/">All repositories</a> / <b>{escaped(repository.full_name)}</b> {kind}</p>'
+    card = card or f"<h1>{escaped(repository.full_name)}</h1>"
+    return _page(repository.full_name, f"{place}{card}<h2>Files</h2>{_table(files)}<h2>Commits</h2>{_table(history)}")
 
 
 def _page(title: str, body: str) -> Response:
-    head = f'<meta charset="utf-8"><title>{escaped(title)}</title><style>{STYLE}</style>'
+    head = (
+        '<meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">'
+        f"<title>{escaped(title)}</title><style>{STYLE}</style>"
+    )
     return HTMLResponse(f"<!doctype html><html lang=en><head>{head}</head><body>{body}</body></html>", headers=HEADERS)
 
 
 def _table(rows: list[list[str]]) -> str:
     """Return a table of cells that are HTML already."""
-    return f"<table>{''.join('<tr>' + ''.join(f'<td>{cell}</td>' for cell in row) + '</tr>' for row in rows)}</table>"
+    body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
+    return f"<table class=files>{body}</table>"
 
 
 def _link(address: str, text: str) -> str:
     return f'<a href="{escaped(address)}">{escaped(text)}</a>'
+
+
+def _date(created_at: str) -> str:
+    return f"{created_at[:16].replace('T', ' ')} UTC"
 
 
 def _lock(private: bool) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 from rich.console import Console
 
-from hub_tools.counted import counted
+from hub_tools.counted import counted, memory_size
 from hub_tools.processes.process_group import START_AGAIN_EXIT_CODE
 from pipelines.command_line.terminal.check_list import report_obstacles
 from pipelines.command_line.terminal.entry_words import what_entering_asks
@@ -116,7 +116,7 @@ def _layers(repository: str, _chosen: "ServingOptions", peer: "ServingPeer", rep
 
 def _computing(_peer: "ServingPeer", report: "BlockReport") -> str:
     missing = ", ".join(f"{hole.start}:{hole.stop}" for hole in report.missing)
-    return f"layers {report.layers.start}:{report.layers.stop}  {report.free_cache_bytes / 1e9:.1f} GB free" + (
+    return f"layers {report.layers.start}:{report.layers.stop}  {memory_size(report.free_cache_bytes)} free" + (
         f"  nobody serves {missing}" if missing else ""
     )
 

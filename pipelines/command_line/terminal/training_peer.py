@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 from rich.console import Console, Group
 
-from hub_tools.counted import counted, duration
+from hub_tools.counted import counted, duration, file_size
 from hub_tools.processes.process_group import HAS_GROUPS, START_AGAIN_EXIT_CODE, seconds_since_start
 from pipelines.command_line.terminal.check_list import report_obstacles
 from pipelines.command_line.terminal.entry_words import options_without_effect, what_entering_asks, who_may_join
@@ -206,13 +206,9 @@ def traffic_words(sent: int, received: int, hours: float) -> str:
     """Return bytes up and down, in all and by the hour: `sent 1.2 GB, 400 MB an hour; ...`."""
     words = []
     for verb, number in (("sent", sent), ("received", received)):
-        by_the_hour = f", {_bytes(number / hours)} an hour" if hours >= LEAST_HOURS else ""
-        words.append(f"{verb} {_bytes(number)}{by_the_hour}")
+        by_the_hour = f", {file_size(number / hours)} an hour" if hours >= LEAST_HOURS else ""
+        words.append(f"{verb} {file_size(number)}{by_the_hour}")
     return "; ".join(words)
-
-
-def _bytes(number: float) -> str:
-    return f"{number / 1e9:.1f} GB" if number >= 1e9 else f"{number / 1e6:,.0f} MB"
 
 
 def standing_words(standing: "Standing", unit: str) -> str:

@@ -30,11 +30,11 @@ class ServingOptions:
     """One of `PRECISIONS`, for layers of `PRECISIONS_OF_LAYERS`. Equal pictures are promised among float32 servers."""
 
     cpu_threads: int | None = None
-    memory_gigabytes: float | None = None
+    memory_gibibytes: float | None = None
     """For others' drawings, or caches and passes, beside the weights; None: half of what is free, and `auto` leaves as
     much."""
 
-    weights_gigabytes: float | None = None
+    weights_gibibytes: float | None = None
     """With `auto`: for the weights, which some processors need twice. None: what is free beside the caches."""
 
     most_codes_per_second: float | None = None
@@ -57,7 +57,7 @@ class ServingOptions:
             raise ValueError(
                 f"precision is {self.precision!r}, expected {' or '.join(PRECISIONS_OF_LAYERS)} to serve layers."
             )
-        positive = ("cpu_threads", "memory_gigabytes", "weights_gigabytes", "most_codes_per_second", "look_seconds")
+        positive = ("cpu_threads", "memory_gibibytes", "weights_gibibytes", "most_codes_per_second", "look_seconds")
         for name in (*positive, "max_hours"):
             if (value := getattr(self, name)) is not None and not value > 0:
                 raise ValueError(f"{name} is {value}; expected a number above 0.")

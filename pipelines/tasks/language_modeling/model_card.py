@@ -52,9 +52,9 @@ from transformers import pipeline
 
 def _held_out_rows(facts: CheckpointFacts, of: str) -> list[tuple[str, str]]:
     if not facts.evaluations:
-        return [(f"loss on {of} held out", "not known yet")]
+        return [(f"held-out loss (nats), on {of}", "not known yet")]
     loss = facts.evaluations[-1]["loss"]
     return [
-        (f"loss on {of} held out", held_out_loss(facts.evaluations[-1])),
-        (f"perplexity on {of} held out", f"{perplexity(loss):.2f}"),
+        (f"held-out loss (nats), on {of}", held_out_loss(facts.evaluations[-1])),
+        (f"held-out perplexity, on {of}", f"{perplexity(loss):.2f}"),
     ]

@@ -21,7 +21,7 @@ def card_parts(run: TrainingRun, config: DalleCollabConfig, facts: CheckpointFac
         use=_USE.format(repository=repository, caption=_example(facts.prompts)),
         load=f'AutoModel.from_pretrained("{repository}", revision="epoch-N", trust_remote_code=True)',
         rows=[
-            ("loss on held-out records", held_out_loss(evaluations[-1]) if evaluations else "not known yet"),
+            ("held-out loss (nats)", held_out_loss(evaluations[-1]) if evaluations else "not known yet"),
             ("samples per epoch", f"{run.samples_per_epoch:,}"),
             ("a picture", f"{config.image_grid_size} x {config.image_grid_size} codes out of {config.codebook_size:,}"),
             ("longest caption", f"{config.text_sequence_length} tokens"),

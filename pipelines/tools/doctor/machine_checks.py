@@ -1,12 +1,12 @@
 """Is this machine sufficient for the run? Pure decisions about what `machine` has read."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
-from pipelines.core.run.compute_options import GIBIBYTE
+from hub_tools.counted import file_size, memory_size
 from pipelines.features.machine import Machine
 from pipelines.tools.doctor.check_result import CheckResult, fail, ok, unknown, warn
 
@@ -15,7 +15,6 @@ ENOUGH_OPEN_FILES = 1024
 """hivemind and its daemon hold several files for every peer; below this a swarm of a few dozen peers runs out."""
 
 COMFORTABLE_OPEN_FILES = 4096
-MEBIBYTE = 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,23 +112,24 @@ def check_gpu_memory(machine: Machine, needs: PeerNeeds) -> CheckResult | None:
 def check_disk(machine: Machine, needs: PeerNeeds) -> CheckResult:
     """Compare the free space in the Hub's cache with what the checkpoint and the daemon need."""
     cure = "Free some space, delete old downloads with `hf cache prune`, or set HF_HOME to a folder on a larger disk."
-    return _compare("disk", machine.free_disk, needs.disk, needs, f"free in {machine.cache_folder}", cure)
+    return _compare("disk", machine.free_disk, needs.disk, needs, f"free in {machine.cache_folder}", cure, file_size)
 
 
-def in_units(num_bytes: int) -> str:
-    """Return a number of bytes for people."""
-    if num_bytes < GIBIBYTE:
-        return f"{num_bytes / MEBIBYTE:,.0f} MiB"
-    return f"{num_bytes / GIBIBYTE:,.1f} GiB"
-
-
-def _compare(name: str, has: int | None, needed: int | None, needs: PeerNeeds, what: str, cure: str) -> CheckResult:
+def _compare(
+    name: str,
+    has: int | None,
+    needed: int | None,
+    needs: PeerNeeds,
+    what: str,
+    cure: str,
+    write: Callable[[float], str] = memory_size,
+) -> CheckResult:
     if has is None or needed is None:
-        return unknown(name, "not reported by the system" if has is None else f"{in_units(has)} {what}, need not known")
-    expected = f"{in_units(needed)}" + (f" ({needs.explanation})" if needs.explanation else "")
+        return unknown(name, "not reported by the system" if has is None else f"{write(has)} {what}, need not known")
+    expected = write(needed) + (f" ({needs.explanation})" if needs.explanation else "")
     if has < needed:
-        return fail(name, f"{in_units(has)} {what}", f"at least {expected}", cure)
-    return ok(name, f"{in_units(has)} {what}", f"at least {expected}")
+        return fail(name, f"{write(has)} {what}", f"at least {expected}", cure)
+    return ok(name, f"{write(has)} {what}", f"at least {expected}")
 
 
 def check_hosts(host_addresses: Iterable[str], objections: Mapping[str, str]) -> CheckResult:

@@ -1,5 +1,6 @@
 """What a peer of a run needs of its machine."""
 
+from hub_tools.counted import memory_size
 from hub_tools.foreign.downloads import listed_files
 from pipelines.core.run.compute_options import ComputeOptions
 from pipelines.features.memory_estimate.settings import MemorySettings
@@ -57,7 +58,7 @@ def server_needs(weights_bytes: int, device: str) -> PeerNeeds:
         shared_memory=None,
         gpu_memory=weights_bytes if on_gpu else None,
         disk=SPARE_DISK_BYTES + weights_bytes,
-        explanation=f"weights of {weights_bytes / 1e9:.2g} GB",
+        explanation=f"weights of {memory_size(weights_bytes)}",
     )
 
 

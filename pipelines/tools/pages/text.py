@@ -1,6 +1,5 @@
-"""Numbers and times as shown on the page."""
+"""Numbers as shown on the page."""
 
-import datetime
 import math
 
 
@@ -17,10 +16,3 @@ def short_number(value: float | None) -> str:
     if size and size < 1e-3:
         return f"{value:.2g}"
     return f"{value:.4g}"
-
-
-def date(seconds: float) -> str:
-    """Return a readable time in UTC; `–` for an invalid one."""
-    if not 0 < seconds < 1e11:
-        return "–"
-    return datetime.datetime.fromtimestamp(seconds, datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")

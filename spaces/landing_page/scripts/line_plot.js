@@ -7,7 +7,7 @@ const HEIGHT = 240;
 const STRAY_FACTOR = 8;
 
 export class LinePlot {
-  /** `options`: `label`, `format` (of a value), `describe` (a point's line of text), `fromZero`, `countsThings`. */
+  /** `options`: `label`, `format` (of a value), `describe` (a point's line of text), `fromZero`, `isCount`. */
   constructor(figure, options) {
     this.options = options;
     this.series = [];
@@ -55,7 +55,8 @@ export class LinePlot {
   }
 
   #drawAxes(picture, { low, high, first, last, width }) {
-    for (const value of ticks(low, high, 6).filter((one) => !this.options.countsThings || Number.isInteger(one))) {
+    const levels = ticks(low, high, 6);
+    for (const value of this.options.isCount ? levels.filter(Number.isInteger) : levels) {
       const y = this.y(value);
       picture.append(
         drawing("line", { class: "plot-grid", x1: MARGIN.left, x2: width - MARGIN.right, y1: y, y2: y }),

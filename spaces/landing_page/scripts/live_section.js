@@ -3,24 +3,24 @@
 import { byId, element } from "./elements.js";
 import { drawPeers } from "./hero_picture.js";
 import { LinePlot, plotParts } from "./line_plot.js";
-import { asCount, asDate, asDuration, asFigure, asShort } from "./numbers.js";
+import { asCount, asDate, asDuration, asFigure, asLoss, asShort } from "./numbers.js";
 import { conditionOf, usualSeconds } from "./run_state.js";
 
 const plots = {};
 
 /** Make the two empty plots. */
 export function prepareLiveSection() {
-  byId("objective-plot").append(...plotParts("Training objective", "loss by epoch, lower is better; dots: on held-out records"));
+  byId("objective-plot").append(...plotParts("Training objective", "loss in nats by epoch, lower is better; dots: on held-out records"));
   byId("participants-plot").append(...plotParts("Participants", "active peers by epoch"));
   const describe = (value) => (point) =>
     `epoch ${asCount(point.x)} · ${value(point.y)}${point.time ? ` · ${asDate(point.time)}` : ""}`;
-  plots.objective = new LinePlot(byId("objective-plot"), { label: "Training objective", format: asShort, describe: describe(asFigure) });
+  plots.objective = new LinePlot(byId("objective-plot"), { label: "Training objective", format: asShort, describe: describe(asLoss) });
   plots.participants = new LinePlot(byId("participants-plot"), {
     label: "Active participants",
+    isCount: true,
     format: asShort,
     describe: describe(asPeers),
     fromZero: true,
-    countsThings: true,
   });
 }
 
@@ -64,7 +64,7 @@ function figures(run, { newest, numContributors }, condition) {
   const share = run.numEpochs ? `${asFigure(Math.min(100, (100 * newest.epoch) / run.numEpochs))}\u00a0% of the schedule` : "so far";
   return [
     figure(asCount(newest.epoch), "epochs", `${share}${end}`),
-    figure(asFigure(newest.loss), "training loss", "mean over all peers"),
+    figure(asLoss(newest.loss), "training loss (nats)", "mean over all peers"),
     figure(asCount(newest.num_peers), isNow ? "peers" : "peers in the last epoch", `${asCount(numContributors)} contributors in all`),
     figure(asShort(newest.samples_per_second), "samples per second", isNow ? "of all peers together" : "in the last epoch"),
   ];

@@ -8,7 +8,7 @@ import { fetchJson, fetchText } from "./hub_files.js";
 import { prepareLeaderboard, showLeaderboard } from "./leaderboard.js";
 import { prepareLiveSection, publishedCondition, showLiveSection } from "./live_section.js";
 import { prepareMemoryAndData, showData, showMemory } from "./memory_and_data.js";
-import { asCount, asDate, asFigure } from "./numbers.js";
+import { asCount, asDate, asLoss } from "./numbers.js";
 import { prepareOutlierPlot, showOutlierPlot } from "./outlier_plot.js";
 import { isRepository, readSettings } from "./page_settings.js";
 import { prepareReel, showReel } from "./progress_reel.js";
@@ -104,7 +104,7 @@ function showMetrics(hub, run, summary) {
   showLeaderboard(hub, summary.leaderboard);
   const last = summary.evaluations.at(-1);
   byId("result-evaluation").textContent = last
-    ? `On held-out records, the loss was ${asFigure(last.loss)} at epoch ${asCount(last.epoch)}.`
+    ? `On held-out records, the loss was ${asLoss(last.loss)} nats at epoch ${asCount(last.epoch)}.`
     : "";
 }
 

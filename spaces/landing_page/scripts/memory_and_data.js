@@ -2,7 +2,7 @@
 
 import { barRow, bindSlider, byId } from "./elements.js";
 import { codeBytes, numParameters } from "./model_sizes.js";
-import { asBytes, asCount, asFigure, asShort } from "./numbers.js";
+import { asBytes, asCount, asFigure, asMemory, asShort } from "./numbers.js";
 
 const WEIGHT_AND_GRADIENT = 8; // bytes a parameter, in float32
 const STATISTICS = { 32: 8, 8: 2 }; // two moments a parameter
@@ -30,7 +30,7 @@ export function showMemory(run) {
     ["optimizer statistics in 8 bits", shared * (WEIGHT_AND_GRADIENT + STATISTICS[8])],
     ["statistics offloaded to the CPU", shared * WEIGHT_AND_GRADIENT],
   ];
-  byId("memory-bars").replaceChildren(...steps.map(([name, bytes]) => byteRow(name, bytes, steps[0][1])));
+  byId("memory-bars").replaceChildren(...steps.map(([name, bytes]) => barOf(name, asMemory(bytes), bytes, steps[0][1])));
 }
 
 /** Show what a sample of this run's dataset takes; `card` is null where the dataset's card does not say. */
@@ -47,8 +47,8 @@ function drawData() {
   const picture = pictureKilobytes * 1000;
   const most = Math.max(picture, data.perSample);
   byId("data-bars").replaceChildren(
-    byteRow("a picture file", picture, most),
-    byteRow("its image codes and caption", data.perSample, most),
+    barOf("a picture file", asBytes(picture), picture, most),
+    barOf("its image codes and caption", asBytes(data.perSample), data.perSample, most),
   );
   const source = data.measured
     ? `${asCount(data.card.numRecords)} samples in ${asBytes(data.card.numBytes)} on the Hub: ${asBytes(data.perSample)} each.`
@@ -61,6 +61,6 @@ function drawData() {
     `${source} That is ${asFigure(factor)} times less than pictures of ${asFigure(pictureKilobytes)} kB.${flow}`;
 }
 
-function byteRow(name, bytes, most) {
-  return barRow(name, asBytes(bytes), { share: Math.max(0.5, (100 * bytes) / most) });
+function barOf(name, shown, bytes, most) {
+  return barRow(name, shown, { share: Math.max(0.5, (100 * bytes) / most) });
 }

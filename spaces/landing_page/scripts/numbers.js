@@ -1,7 +1,8 @@
 /** Numbers as people read them, and numbers from files that others have written. */
 
 const compact = new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 3 });
-const BYTE_UNITS = ["bytes", "kB", "MB", "GB", "TB", "PB"];
+const UNITS_OF_FILES = ["bytes", "kB", "MB", "GB", "TB", "PB"];
+const UNITS_OF_MEMORY = ["bytes", "KiB", "MiB", "GiB", "TiB", "PiB"];
 
 /** Return the value if it is a finite number within the bounds, else null. */
 export function numberWithin(value, low, high) {
@@ -31,10 +32,26 @@ export function asFigure(value) {
   return value.toLocaleString("en", { maximumSignificantDigits: size >= 1000 ? 4 : 3 });
 }
 
-/** 2_500_000 -> "2.5 MB". */
+/** A loss with the digits that it has everywhere: 2.34561 -> "2.3456", as `nats` of hub_tools/counted.py writes it. */
+export function asLoss(value) {
+  return value.toLocaleString("en", { minimumFractionDigits: 4, maximumFractionDigits: 4 });
+}
+
+/** Bytes of a file or of traffic: 2_500_000 -> "2.5 MB", as `file_size` of hub_tools/counted.py writes it. */
 export function asBytes(value) {
-  const power = Math.min(BYTE_UNITS.length - 1, Math.max(0, Math.floor(Math.log10(Math.max(1, value)) / 3)));
-  return `${asFigure(value / 1000 ** power)} ${BYTE_UNITS[power]}`;
+  return inUnits(value, 1000, UNITS_OF_FILES);
+}
+
+/** Bytes of a memory: 2 ** 31 -> "2 GiB", as `memory_size` of hub_tools/counted.py writes it. */
+export function asMemory(value) {
+  return inUnits(value, 1024, UNITS_OF_MEMORY);
+}
+
+function inUnits(value, base, units) {
+  let [number, power] = [value, 0];
+  for (; number >= 999.5 && power < units.length - 1; power += 1) number /= base;
+  const digits = number >= 99.95 || power === 0 ? 0 : 1;
+  return `${Number(number.toFixed(digits)).toLocaleString("en")} ${units[power]}`;
 }
 
 /** 5400 -> "1 h 30 min", as `duration` of hub_tools/counted.py writes it. */

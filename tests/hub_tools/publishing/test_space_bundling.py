@@ -134,11 +134,15 @@ def test_a_space_without_an_sdk_is_refused(tmp_path, readme, words):
 
 @pytest.mark.slow
 def test_publishing_a_folder_makes_one_commit_and_a_second_one_none(run_client, api, tokens, repo_id, space):
+    with (space / "README.md").open("a") as readme:
+        readme.write("\nThis is THIS_REPOSITORY.\n")
     arguments = ("hub-tools", "publish", "folder", str(space), repo_id, "--type", "space")
     said = run_client(*arguments, token=tokens.alice).stdout
     assert said.strip().endswith(api.space_info(repo_id).sha)
     assert "Nothing to do" in run_client(*arguments, token=tokens.alice).stdout
     assert api.space_info(repo_id).sdk == "gradio"
+    card = api.hf_hub_download(repo_id, "README.md", repo_type="space")
+    assert f"This is {repo_id}." in Path(card).read_text(encoding="utf-8")
     files = api.list_repo_files(repo_id, repo_type="space")
     assert files == [".gitattributes", "README.md", "app.py", "requirements.txt"]
     assert len(api.list_repo_commits(repo_id, repo_type="space")) == 2

@@ -179,6 +179,9 @@ class AuxiliaryPeer:
         self._publishing.stop()
         if self.held_epoch >= self.run.num_epochs:
             self._worker.wait()
+            if self.publisher.is_elected:  # of an older epoch until now: the last one is evaluated and drawn, too
+                self._start_snapshot_work()
+                self._worker.wait()
         if self.publisher.is_elected and self.held_epoch > self._newest_safe_epoch():
             self._spool(self.publisher.spool)
         self.publisher.drain()

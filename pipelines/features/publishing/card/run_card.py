@@ -4,10 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import quote
 
-from hub_tools.printing.marked_up import code, markdown_table, plain
+from hub_tools.counted import nats
+from hub_tools.printing.marked_up import code, in_words, markdown_table, plain
 from hub_tools.run_files import CARD_FILE, LOSS_CURVE_FILE, METRICS_FOLDER
 from pipelines.core.run.training_run import TrainingRun
 from pipelines.features.publishing.card.header import merged_header
+from pipelines.features.publishing.card.licences import LONGEST_LICENCE, NOT_STATED
 from pipelines.features.publishing.metrics.evaluation.figure_table import evaluation_section
 from pipelines.features.publishing.metrics.evaluation.model_index import model_index
 from pipelines.features.publishing.publishable_task import CheckpointFacts, Source
@@ -52,7 +54,7 @@ def run_card(run: TrainingRun, facts: CheckpointFacts, parts: CardContext) -> st
         f"## Use\n\n{parts.use}",
         _figures(run, facts, parts),
         evaluation_section(facts.figures),
-        _sources(facts.sources),
+        _sources(facts),
         facts.contributors and f"## Who trained it\n\n{facts.contributors}",
         facts.epoch < run.num_epochs and f"## Join\n\n```bash\ndalle-collab join {facts.repository}\n```",
         _older_epochs(run, facts, parts),
@@ -76,11 +78,11 @@ def _pictures(facts: CheckpointFacts) -> str:
 
 def _figures(run: TrainingRun, facts: CheckpointFacts, parts: CardContext) -> str:
     rows = [
-        ("epoch", f"{facts.epoch} of {run.num_epochs}"),
-        ("training loss", "not known yet" if facts.loss is None else f"{facts.loss:.4f}"),
+        ("epoch", f"{facts.epoch:,} of {run.num_epochs:,}"),
+        ("training loss (nats)", "not known yet" if facts.loss is None else nats(facts.loss)),
         *parts.rows,
         ("parameters", f"{facts.num_parameters:,}"),
-        ("most peers at a time", str(max((point["num_peers"] for point in facts.history), default=0))),
+        ("most peers at a time", f"{max((point['num_peers'] for point in facts.history), default=0):,}"),
         ("optimizer", f"{run.stepping_optimizer}, {run.optimizer_bits}-bit statistics, peak learning rate "
                       f"{run.peak_learning_rate:g}"),
     ]  # fmt: skip
@@ -92,10 +94,11 @@ def _figures(run: TrainingRun, facts: CheckpointFacts, parts: CardContext) -> st
     )
 
 
-def _sources(sources: Sequence[Source]) -> str:
-    rows = [(one.role, _link(one), code(one.revision[:12]), plain(one.licence))
-            for one in sources]  # fmt: skip
-    return f"## Data and codec\n\n{markdown_table(('', 'repository', 'revision', 'licence'), rows)}"
+def _sources(facts: CheckpointFacts) -> str:
+    own = facts.header.get("license", NOT_STATED)
+    rows = [("weights", "this one", "", plain(in_words(own)[:LONGEST_LICENCE]))]
+    rows += [(one.role, _link(one), code(one.revision[:12]), plain(one.licence)) for one in facts.sources]
+    return f"## Licences, data and codec\n\n{markdown_table(('', 'repository', 'revision', 'licence'), rows)}"
 
 
 def _link(source: Source) -> str:

@@ -25,7 +25,7 @@ def draw_loss_curve(
         ends = [[_end(row, name) for row in evaluations] for name in ("low", "high")]
         upper.fill_between([row["epoch"] for row in evaluations], *ends, color="#55a868", alpha=0.25, linewidth=0)
         upper.legend()
-    upper.set_ylabel("loss")
+    upper.set_ylabel("loss (nats)")
     upper.set_yscale("log")
     upper.yaxis.set_major_formatter(LogFormatter())  # 6, not 6 × 10⁰
     upper.yaxis.set_minor_formatter(LogFormatter())

@@ -1,13 +1,13 @@
 """The report of a run as Markdown: all settings, the history, who took part, what it cost. Pure functions."""
 
 import dataclasses
-import datetime
 import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hub_tools.counted import date, file_size, nats
 from hub_tools.printing.marked_up import code, markdown_table, plain
 from pipelines.features.publishing.metrics.credit.contributors import contributor_table
 from pipelines.features.publishing.metrics.evaluation.figure_table import evaluation_section
@@ -16,7 +16,6 @@ from pipelines.features.publishing.metrics.run_archive import RunArchive
 
 NUM_COURSE_ROWS = 20
 NUM_CHECKPOINT_ROWS = 20
-UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 NO_HISTORY = (
     "No history was published: the run has no auxiliary peer, or none that has seen an epoch. What depends on it "
     "(loss, peers, speed, bytes) is not known."
@@ -63,25 +62,30 @@ def _summary(record: RunArchive, now: float) -> str:
     reached = max([point["epoch"] for point in history] + [record.epoch or 0])
     rows = [
         ("epochs", f"{reached:,} of {run.num_epochs:,}"),
-        (run.unit, f"{reached * run.samples_per_epoch:,}"),
+        (f"{run.unit} of these epochs, at least", f"{reached * run.samples_per_epoch:,}"),
         ("finished", "yes" if reached >= run.num_epochs else "no"),
     ]
     if history:
         first, last = history[0], history[-1]
         rows += [
-            ("from", _date(first["time"])),
-            ("to", _date(last["time"])),
-            ("training loss", f"{first['loss']:.4f} at epoch {first['epoch']}, {last['loss']:.4f} at the end"),
+            ("from", date(first["time"])),
+            ("to", date(last["time"])),
+            (
+                "training loss (nats)",
+                f"{nats(first['loss'])} at epoch {first['epoch']:,}, {nats(last['loss'])} at the end",
+            ),
             ("most peers at a time", str(max(point["num_peers"] for point in history))),
             ("fastest epoch", f"{max(point['samples_per_second'] for point in history):,.1f} {run.unit} per second"),
         ]
+    if record.contributors:
+        rows.append((f"{run.unit} claimed", f"{sum(one.samples for one in record.contributors):,}"))
     if record.evaluations:
         best = min(record.evaluations, key=lambda point: point["loss"])
-        rows.append(("best evaluation loss", held_out_loss(best)))
-        rows.append(("latest evaluation loss", held_out_loss(record.evaluations[-1])))
+        rows.append(("best held-out loss (nats)", held_out_loss(best)))
+        rows.append(("newest held-out loss (nats)", held_out_loss(record.evaluations[-1])))
         if run.unit == "tokens":
             rows.append(("best held-out perplexity", f"{perplexity(best['loss']):,.1f}"))
-    title = f"# Report of the training run {plain(record.repository)}\n\nWritten {_date(now)}."
+    title = f"# Report of the training run {plain(record.repository)}\n\nWritten {date(now)}."
     return f"{title}\n\n{markdown_table(('', ''), rows)}"
 
 
@@ -94,7 +98,7 @@ def _course(record: RunArchive, loss_curve: str | None) -> str:
     rows = [
         (
             point["epoch"],
-            f"{point['loss']:.4f}",
+            nats(point["loss"]),
             _newest(held_out, point["epoch"]),
             point["num_peers"],
             f"{point['samples_per_second']:.1f}",
@@ -104,7 +108,9 @@ def _course(record: RunArchive, loss_curve: str | None) -> str:
         for point in points
     ]
     unit = record.run.unit
-    heads = ("epoch", "loss", "evaluation", "peers", f"{unit}/s", "smallest share averaged", "longest round (s)")
+    heads = (
+        "epoch", "loss (nats)", "held out (nats)", "peers", f"{unit}/s", "smallest share averaged", "longest round (s)",
+    )  # fmt: skip
     picture = f"![loss curve]({loss_curve})\n\n" if loss_curve else ""
     worst = min(record.history, key=lambda point: point["share_averaged"])
     note = f"The worst round: {worst['share_averaged']:.1%} of the vector was averaged, in epoch {worst['epoch']}."
@@ -123,7 +129,7 @@ def _contributors(record: RunArchive) -> str:
 
 def _data(record: RunArchive) -> str:
     run = record.run
-    size = "no longer known" if record.dataset_bytes is None else _bytes(record.dataset_bytes)
+    size = "no longer known" if record.dataset_bytes is None else file_size(record.dataset_bytes)
     rows = [("dataset", plain(run.dataset_repository)), ("revision", code(run.dataset_revision)), ("shards", size)]
     rows += [
         (f"pass {one.pass_number + 1}", f"{one.num_records:,} records trained on, {one.num_twice:,} counted twice")
@@ -135,15 +141,21 @@ def _data(record: RunArchive) -> str:
 def _costs(record: RunArchive) -> str:
     rows = [("commits on the Hub", str(record.num_commits))]
     if record.checkpoint_bytes is not None:
-        rows.append(("newest checkpoint", _bytes(record.checkpoint_bytes)))
+        rows.append(("newest checkpoint", file_size(record.checkpoint_bytes)))
         rows.append(
-            ("all checkpoints, if each changed everything", _bytes(record.checkpoint_bytes * len(record.checkpoints)))
+            (
+                "all checkpoints, if each changed everything",
+                file_size(record.checkpoint_bytes * len(record.checkpoints)),
+            )
         )
     if record.history:
         sent = total_bytes(record.history)
         samples = (record.history[-1]["epoch"] - record.history[0]["epoch"] + 1) * record.run.samples_per_epoch
         unit = record.run.unit.removesuffix("s")
-        rows += [("sent by all peers in averaging", _bytes(sent)), (f"per {unit}", _bytes(sent / max(1, samples)))]
+        rows += [
+            ("sent by all peers in averaging", file_size(sent)),
+            (f"per {unit}", file_size(sent / max(1, samples))),
+        ]
     return f"## Costs in bytes\n\n{markdown_table(('', ''), rows)}"
 
 
@@ -151,7 +163,7 @@ def _checkpoints(record: RunArchive) -> str:
     if not record.checkpoints:
         return "## Checkpoints\n\nNone was published."
     shown = record.checkpoints[-NUM_CHECKPOINT_ROWS:]
-    rows = [(one.epoch, _date(one.time), f"`{one.commit[:12]}`") for one in shown]
+    rows = [(one.epoch, date(one.time), f"`{one.commit[:12]}`") for one in shown]
     more = len(record.checkpoints) - len(shown)
     before = f"{len(record.checkpoints)} in all" + (f"; the newest {len(shown)}:" if more else ":")
     return f"## Checkpoints\n\n{before}\n\n{markdown_table(('epoch', 'time', 'commit'), rows)}"
@@ -170,13 +182,4 @@ def _settings(title: str, values: Mapping[str, Any]) -> str:
 
 def _newest(losses: Mapping[int, float], epoch: int) -> str:
     known = [number for number in losses if number <= epoch]
-    return f"{losses[max(known)]:.4f}" if known else "-"
-
-
-def _bytes(number: float) -> str:
-    power = min(len(UNITS) - 1, int(math.log(max(1.0, number), 1000)))
-    return f"{number / 1000**power:,.1f} {UNITS[power]}"
-
-
-def _date(seconds: float) -> str:
-    return datetime.datetime.fromtimestamp(seconds, datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
+    return nats(losses[max(known)]) if known else "–"

@@ -8,7 +8,7 @@ from huggingface_hub import HfApi
 from huggingface_hub.hf_api import RepoFile
 
 from hub_tools.foreign.downloads import listed_files
-from hub_tools.run_files import METRICS_FOLDER, OPTIMIZER_FILE, WEIGHTS_FILE
+from hub_tools.run_files import OPTIMIZER_FILE, WEIGHTS_FILE
 from pipelines.core.run.training_run import TrainingRun
 from pipelines.features.ledger.coverage import PassCoverage, coverage
 from pipelines.features.ledger.ledger_files import read_bookings
@@ -16,7 +16,7 @@ from pipelines.features.publishing.metrics.credit.contribution_files import read
 from pipelines.features.publishing.metrics.credit.contributors import Contributor, contributors_of
 from pipelines.features.publishing.metrics.evaluation.checkpoint_figures import CheckpointFigure, read_figures
 from pipelines.features.publishing.metrics.evaluation.held_out_losses import read_evaluations
-from pipelines.features.publishing.metrics.history import read_history
+from pipelines.features.publishing.metrics.history import published_metrics, read_history_files, read_old_history
 from pipelines.features.publishing.repository.snapshot import RunSnapshot
 
 CHECKPOINT_TITLE = "Checkpoint of epoch "
@@ -75,32 +75,31 @@ def gather_archive(repository: str, now: float) -> RunArchive:
         ValueError: there is no such run, or its published files are damaged.
     """
     snapshot = RunSnapshot.read(repository)
-    state, published = snapshot.run_state, snapshot.download_matching(f"{METRICS_FOLDER}/*") / METRICS_FOLDER
-    ledger = read_contributions(published)
-    commits = HfApi().list_repo_commits(repository, revision=snapshot.commit)
+    state, commits = snapshot.run_state, HfApi().list_repo_commits(repository, revision=snapshot.commit)
     files = listed_files(repository, snapshot.commit)
-    return RunArchive(
-        repository=repository,
-        run=snapshot.run,
-        epoch=None if state is None else state["epoch"],
-        history=read_history(snapshot),
-        evaluations=read_evaluations(published),
-        figures=read_figures(published),
-        contributors=contributors_of(ledger, now),
-        passes=coverage(read_bookings(published)),
-        checkpoints=[
-            PublishedCheckpoint(
-                epoch=int(commit.title.removeprefix(CHECKPOINT_TITLE).split()[0]),
-                commit=commit.commit_id,
-                time=commit.created_at.timestamp(),
-            )
-            for commit in reversed(commits)
-            if commit.title.startswith(CHECKPOINT_TITLE)
-        ],
-        checkpoint_bytes=_bytes_of(files, WEIGHTS_FILE, OPTIMIZER_FILE),
-        dataset_bytes=_dataset_bytes(snapshot.run),
-        num_commits=len(commits),
-    )
+    with published_metrics(snapshot) as metrics:
+        return RunArchive(
+            repository=repository,
+            run=snapshot.run,
+            epoch=None if state is None else state["epoch"],
+            history=read_history_files(metrics) or read_old_history(snapshot),
+            evaluations=read_evaluations(metrics),
+            figures=read_figures(metrics),
+            contributors=contributors_of(read_contributions(metrics), now),
+            passes=coverage(read_bookings(metrics)),
+            checkpoints=[
+                PublishedCheckpoint(
+                    epoch=int(commit.title.removeprefix(CHECKPOINT_TITLE).split()[0]),
+                    commit=commit.commit_id,
+                    time=commit.created_at.timestamp(),
+                )
+                for commit in reversed(commits)
+                if commit.title.startswith(CHECKPOINT_TITLE)
+            ],
+            checkpoint_bytes=_bytes_of(files, WEIGHTS_FILE, OPTIMIZER_FILE),
+            dataset_bytes=_dataset_bytes(snapshot.run),
+            num_commits=len(commits),
+        )
 
 
 def _dataset_bytes(run: TrainingRun) -> int | None:

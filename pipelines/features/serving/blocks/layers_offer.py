@@ -12,6 +12,7 @@ import torch
 
 from pipelines.core.peer.pausing import PauseSwitch
 from pipelines.core.peer.volunteer import EventHandler
+from pipelines.core.run.compute_options import GIBIBYTE
 from pipelines.core.swarm.streams.quotas import Quota
 from pipelines.core.swarm.streams.server import Service
 from pipelines.core.swarm.streams.stream_clients import StreamClient
@@ -161,14 +162,14 @@ class LayersOffer(Offer):
 
     def _room_for_weights(self) -> float:
         """Return the bytes for weights that are kept twice: as they are, and laid out for products of few rows."""
-        if self._options.weights_gigabytes is not None:
-            return self._options.weights_gigabytes * 1e9 / 2
+        if self._options.weights_gibibytes is not None:
+            return self._options.weights_gibibytes * GIBIBYTE / 2
         return math.inf if self._free is None else (SHARE_OF_FREE_MEMORY * self._free - self._for_others(0)) / 2
 
     def _for_others(self, weights: float) -> int:
         """Return the bytes for caches beside weights that are yet to be loaded."""
         free = None if self._free is None else self._free - 2 * weights
-        return memory_for_others(self._options.memory_gigabytes, free)
+        return memory_for_others(self._options.memory_gibibytes, free)
 
 
 def layers_that_fit(model: PublishedModel, num_bytes: float) -> int:

@@ -8,9 +8,11 @@ from typing import Any, cast
 
 from transformers import PreTrainedModel
 
+from hub_tools.counted import memory_size
 from hub_tools.run_files import MODEL_FILES
 from pipelines.core.peer.pausing import PauseSwitch
 from pipelines.core.peer.volunteer import EventHandler
+from pipelines.core.run.compute_options import GIBIBYTE
 from pipelines.core.swarm.streams.quotas import Quota
 from pipelines.core.swarm.streams.server import Service
 from pipelines.features.publishing.repository.snapshot import RunSnapshot
@@ -73,7 +75,7 @@ class DrawingOffer(Offer):
         on_event("measuring")
         rate = measured_rate(first.parts.model)
         self.rate = min(rate, options.most_codes_per_second or rate)
-        memory = memory_for_others(options.memory_gigabytes, free_memory(self._device))
+        memory = memory_for_others(options.memory_gibibytes, free_memory(self._device))
         room = drawing_room(first.parts.model, memory)
         engine = stack.enter_context(DrawEngine(most_codes_per_second=options.most_codes_per_second))
         switch.on_switch = engine.pause
@@ -140,7 +142,7 @@ def drawing_room(model: PreTrainedModel, memory: int) -> Quota:
     least = modality.most_bytes_of_one(model.config)
     if memory < least:
         raise ValueError(
-            f"There are {memory / 1e9:.2g} GB for drawings, and one {modality.product} of this run takes "
-            f"{least / 1e9:.2g}. Give more: --memory {8 * least / 1e9:.2g}"
+            f"There are {memory_size(memory)} for drawings, and one {modality.product} of this run takes "
+            f"{memory_size(least)}. Give more: --memory {8 * least / GIBIBYTE:.2g}"
         )
     return Quota("bytes for drawings", per_peer=max(memory // 2, least), in_all=memory)

@@ -9,7 +9,7 @@ from pathlib import Path
 import yaml
 
 from hub_tools.foreign.json_texts import read_json
-from hub_tools.printing.marked_up import code, markdown_table, plain
+from hub_tools.printing.marked_up import code, in_words, markdown_table, plain
 from pipelines.tasks.text_to_image.finetuning.finetuning import FinetuningProgress, FinetuningSource, TrainableModel
 from pipelines.tasks.text_to_image.finetuning.finetuning_options import FinetuningOptions
 from pipelines.tasks.text_to_image.image_codes.codec_code import copy_codec_code
@@ -153,5 +153,5 @@ def _front_matter(source: FinetuningSource, library: str, relation: str) -> str:
 
 
 def _settings_table(settings: dict[str, object]) -> str:
-    rows = ((code(name), plain(value)) for name, value in settings.items())
+    rows = ((code(name), plain(in_words(value))) for name, value in settings.items())
     return f"## How it was made\n\n{markdown_table(('setting', 'value'), rows)}\n"

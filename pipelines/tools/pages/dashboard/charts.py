@@ -47,6 +47,9 @@ class Chart:
     write: Callable[[float], str] = short_number
     """Formats a value."""
 
+    write_level: Callable[[float], str] | None = None
+    """Formats a round number beside the axis; None: as `write` does."""
+
     interval: tuple[np.ndarray, np.ndarray] | None = None
     """(points,) lower and upper ends around the values: the band; None: the band shows what thinning has joined."""
 
@@ -98,7 +101,9 @@ def chart_html(chart: Chart) -> str:
         f"{lines}{_band(curve, across, up)}{_lines(chart, curve, other, across, up)}{marks}"
         f"{_strips(chart, curve, other, across)}</svg>"
     )
-    ys = "".join(_label("bottom", up.place(level) / HEIGHT, chart.write(level)) for level in levels)
+    ys = "".join(
+        _label("bottom", up.place(level) / HEIGHT, (chart.write_level or chart.write)(level)) for level in levels
+    )
     xs = "".join(_label("left", across.place(place) / WIDTH, text) for place, text in _axis_ticks(chart.axis, across))
     return (
         f'<figure class="chart">{head}<div class="plot" tabindex="0" role="group" data-keep="{escaped(chart.title)}" '
@@ -301,7 +306,7 @@ def _tip(chart: Chart, curve: Buckets, other: Buckets | None, index: int, step: 
 def _place(axis: str, place: float) -> str:
     if axis == "epoch":
         return f"epoch {place:,.0f}"
-    return datetime.datetime.fromtimestamp(place, datetime.UTC).strftime("%d %b %H:%M")
+    return datetime.datetime.fromtimestamp(place, datetime.UTC).strftime("%d %b %H:%M UTC")
 
 
 def _label(side: str, share: float, text: str) -> str:

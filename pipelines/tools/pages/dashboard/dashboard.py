@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from hub_tools.counted import date, nats
 from hub_tools.endpoint import current_endpoint
 from pipelines.core.optimizers.schedule import learning_rate
 from pipelines.core.run.training_run import TrainingRun
@@ -31,7 +32,7 @@ from pipelines.tools.pages.dashboard.servers import DrawnToday, complaints_html,
 from pipelines.tools.pages.dashboard.settings import DashboardSettings, other_run
 from pipelines.tools.pages.dashboard.swarm.swarm_process import SwarmReader, SwarmView
 from pipelines.tools.pages.dashboard.swarm.swarm_snapshot import AccusedServer, SeenServer, SwarmSnapshot
-from pipelines.tools.pages.text import date
+from pipelines.tools.pages.text import short_number
 
 MAX_LIVE_POINTS = 5000
 """Epochs kept until the Hub has them."""
@@ -273,6 +274,7 @@ class Dashboard:
             num_epochs=view.run.num_epochs if view.run else None,
             loss=newest.get("loss"),
             evaluation_loss=evaluation.get("loss"),
+            evaluation_epoch=evaluation.get("epoch"),
             evaluation_low=evaluation.get("low"),
             evaluation_high=evaluation.get("high"),
             num_held_out=evaluation.get("num_records"),
@@ -362,7 +364,8 @@ def run_charts(view: HubView, shown: HistoryColumns, axis: str) -> list[Chart]:
     evaluations = tuple(np.array([row[name] for row in view.evaluations], dtype=np.float64) for name in (axis, "loss"))
     charts = [
         Chart(
-            title="Loss", unit="", axis=axis, along=along, values=columns["loss"], from_zero=False,
+            title="Loss", unit="nats", axis=axis, along=along, values=columns["loss"], from_zero=False,
+            write=nats, write_level=short_number,
             dots=evaluations if len(evaluations[0]) else None, dots_title="held out",
         ),
         Chart(title="Throughput", unit=f"{view.unit}/s", axis=axis, along=along, values=columns["samples_per_second"]),

@@ -13,6 +13,7 @@ import httpx2
 from huggingface_hub import HfApi
 from huggingface_hub.utils import disable_progress_bars
 
+from hub_tools.checks import is_number
 from hub_tools.foreign.downloads import fetch_file
 from hub_tools.one_line_errors import explain_error
 from hub_tools.run_files import METRICS_FOLDER, REEL_FOLDER, REEL_INDEX_FILE
@@ -74,8 +75,8 @@ class HubView:
     num_layers: int | None = None
     """Of the published model."""
 
-    pictures: Mapping[int, str] = field(default_factory=dict)
-    """File names of the progress reel by epoch."""
+    pictures: Mapping[int, tuple[str, float]] = field(default_factory=dict)
+    """File names of the progress reel by epoch, and when they were drawn, in seconds since 1970; 0: not known."""
 
     prompts: Sequence[str] = ()
     """The reel's captions, from top to bottom."""
@@ -127,7 +128,7 @@ class HubReader:
 
     def picture(self, name: str) -> Path:
         """Return the file of a picture of the reel; raises FileNotFoundError for any other name."""
-        if not PICTURE_NAME.fullmatch(name) or name not in self._view.pictures.values():
+        if not PICTURE_NAME.fullmatch(name) or name not in {file for file, _ in self._view.pictures.values()}:
             raise FileNotFoundError(f"There is no picture {name} in the progress reel of {self._repository}.")
         return fetch_file(self._repository, f"{REEL_FOLDER}/{name}", revision=self._view.commit)
 
@@ -207,12 +208,17 @@ def read_hub(repository: str, before: HubView) -> HubView:
             checkpoints=checkpoints,
             weights_sha256=_weights(snapshot),
             num_layers=snapshot.num_layers,
-            pictures={entry["epoch"]: entry["file"] for entry in gallery},
+            pictures={entry["epoch"]: (entry["file"], _time_of(entry)) for entry in gallery},
             prompts=read_prompts(folder / REEL_FOLDER),
             read_at=now,
             metrics_at=now,
             problem=problem,
         )
+
+
+def _time_of(entry: Mapping[str, Any]) -> float:
+    """Return when a picture of the reel was drawn."""
+    return float(entry["time"]) if is_number(entry.get("time")) else 0.0
 
 
 def _run_of(snapshot: RunSnapshot) -> tuple[TrainingRun, str]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
-from hub_tools.counted import counted, duration
+from hub_tools.counted import counted, date, duration, nats
 from hub_tools.endpoint import current_endpoint
 from hub_tools.printing.marked_up import escaped
 from pipelines.features.ledger.coverage import NewestPass
@@ -18,7 +18,7 @@ from pipelines.tools.pages.dashboard.hub_reading import HubView
 from pipelines.tools.pages.dashboard.peer_table import COLUMNS, PeerPage, PeerState, TrackedPeer
 from pipelines.tools.pages.dashboard.settings import DashboardSettings
 from pipelines.tools.pages.table_order import Columns, in_order
-from pipelines.tools.pages.text import date, short_number
+from pipelines.tools.pages.text import short_number
 
 MOST_NATS = 50.0
 """A loss from the Hub may be any number."""
@@ -50,6 +50,7 @@ class Headline:
     unit: str = "samples"
     """What the run counts; see `TrainingRun.unit`."""
 
+    evaluation_epoch: float | None = None
     num_held_out: float | None = None
     """Records on which the evaluation stands."""
 
@@ -78,8 +79,10 @@ class Headline:
         values = losses
         if is_in_tokens:
             values = tuple(loss if loss is None else perplexity(min(loss, MOST_NATS)) for loss in losses)
-        interval = "" if None in values else f"{short_number(values[1])} to {short_number(values[2])}"
-        return f"held-out {'perplexity' if is_in_tokens else 'loss'}{few}", short_number(values[0]), interval
+        write = short_number if is_in_tokens else nats
+        interval = "" if None in values else f"{write(values[1])} to {write(values[2])}"
+        when = "" if self.evaluation_epoch is None else f" of epoch {self.evaluation_epoch:,.0f}"
+        return f"held-out {'perplexity' if is_in_tokens else 'loss (nats)'}{when}{few}", write(values[0]), interval
 
 
 def headline_html(settings: DashboardSettings, head: Headline) -> str:
@@ -89,7 +92,7 @@ def headline_html(settings: DashboardSettings, head: Headline) -> str:
     whole = f" of {head.num_epochs:,}" if head.num_epochs else ""
     figures = [
         (f"epoch{whole}", f"{head.epoch:,}", ""),
-        ("loss", short_number(head.loss), ""),
+        ("training loss (nats)", nats(head.loss), ""),
         head.evaluation,
         *([head.data] if head.newest_pass is not None else []),
         ("peers", short_number(head.num_peers), ""),
@@ -249,7 +252,7 @@ def checkpoints_html(settings: DashboardSettings, view: HubView) -> str:
     rows = [
         [
             link(f"{current_endpoint()}/{settings.run}/tree/{epoch_tag(epoch)}", f"{epoch:,}"),
-            short_number(losses.get(epoch)),
+            nats(losses.get(epoch)),
             f"<code>{escaped(commit[:10])}</code>",
             f"<code>--revision {escaped(epoch_tag(epoch))}</code>",
             *([link(f"{settings.demo_space}?checkpoint={epoch_tag(epoch)}", "Generate with this")] if links else []),
@@ -264,7 +267,7 @@ def checkpoints_html(settings: DashboardSettings, view: HubView) -> str:
     caption = counted(len(view.checkpoints), "checkpoint") + (
         f", the newest {len(rows)}" if len(rows) < len(view.checkpoints) else ""
     )
-    columns = ("epoch", "held-out loss", "commit", "to load it", *(["to draw with it"] if links else []))
+    columns = ("epoch", "held-out loss (nats)", "commit", "to load it", *(["to draw with it"] if links else []))
     shown = table(columns, rows, caption=caption)
     return f'<div class="board"><p>On your own machine: <code>{escaped(command)}</code></p>{shown}</div>'
 
@@ -282,11 +285,10 @@ def reel_html(view: HubView) -> str:
 
 
 def _reel_picture(view: HubView, epoch: int) -> str:
-    prompts = ", ".join(view.prompts)
-    return (
-        f'<li><img src="reel/{quote(view.pictures[epoch])}" loading="lazy" '
-        f'alt="{escaped(f"epoch {epoch:,}: {prompts}")}"><span>epoch {epoch:,}</span></li>'
-    )
+    file, drawn = view.pictures[epoch]
+    shown = f"epoch {epoch:,}" + (f" · {date(drawn)}" if drawn > 0 else "")
+    alt = escaped(f"epoch {epoch:,}: {', '.join(view.prompts)}")
+    return f'<li><img src="reel/{quote(file)}" loading="lazy" alt="{alt}"><span>{shown}</span></li>'
 
 
 def table(

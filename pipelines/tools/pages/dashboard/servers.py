@@ -4,14 +4,14 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from hub_tools.counted import counted
+from hub_tools.counted import counted, date
 from hub_tools.printing.marked_up import escaped
 from pipelines.features.publishing.metrics.epoch_summary import bounded_speeds
 from pipelines.features.servers.layers import fill_command, missing_layers
 from pipelines.tools.pages.dashboard.hub_reading import HubView
 from pipelines.tools.pages.dashboard.page_parts import table
 from pipelines.tools.pages.dashboard.swarm.swarm_snapshot import AccusedServer, SeenServer
-from pipelines.tools.pages.text import date, short_number
+from pipelines.tools.pages.text import short_number
 
 MOST_SERVERS = 100
 """Rows of the table of servers."""

@@ -188,8 +188,8 @@ def test_what_is_published_loads_as_a_model_and_says_how_far_the_run_is(tmp_path
         )
     )  # fmt: skip
     assert card.startswith("---\nlibrary_name: transformers\npipeline_tag: text-to-image\n")
-    assert f"| epoch | 3 of {run.num_epochs} |" in card and "| training loss | 2.5000 |" in card
-    assert "| loss on held-out records | 3.2500 at epoch 2, on 48 records: too few to tell small differences |" in card
+    assert f"| epoch | 3 of {run.num_epochs} |" in card and "| training loss (nats) | 2.5000 |" in card
+    assert "| held-out loss (nats) | 3.2500 at epoch 2, on 48 records: too few to tell small differences |" in card
     shown = ModelCard(card).data.eval_results
     assert [(item.metric_type, item.metric_value, item.metric_args) for item in shown] == [
         ("loss", 3.25, dict(epoch=2, num_records=48))
@@ -244,4 +244,4 @@ def test_nothing_is_left_of_a_loss_curve_in_memory(tmp_path):
 
 def test_a_card_without_history_says_that_the_loss_is_not_known_yet():
     card = made_up_task(tiny_run()).card(facts(1000, loss=None))
-    assert "| training loss | not known yet |" in card and "| most peers at a time | 0 |" in card
+    assert "| training loss (nats) | not known yet |" in card and "| most peers at a time | 0 |" in card

@@ -6,16 +6,16 @@ from pipelines.features.serving.memory import SHARE_FOR_OTHERS, UNKNOWN_BYTES, f
 
 
 @pytest.mark.parametrize(
-    ("gigabytes", "free", "expected"),
+    ("gibibytes", "free", "expected"),
     [
-        (1.5, 10, 1_500_000_000),
+        (1.5, 10, 3 * 2**29),
         (None, 8e9, 8e9 * SHARE_FOR_OTHERS),
         (None, -1.0, 0),
         (None, None, UNKNOWN_BYTES),
     ],
 )
-def test_what_the_owner_says_counts_else_a_share_of_what_is_free(gigabytes, free, expected):
-    assert memory_for_others(gigabytes, free) == expected
+def test_what_the_owner_says_counts_else_a_share_of_what_is_free(gibibytes, free, expected):
+    assert memory_for_others(gibibytes, free) == expected
 
 
 def test_this_machine_has_some():

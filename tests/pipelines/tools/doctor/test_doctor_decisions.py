@@ -135,18 +135,18 @@ def test_the_hard_limit_is_what_counts_and_what_a_peer_raises_its_own_to():
 
 
 @pytest.mark.parametrize(
-    ("check", "field", "need"),
+    ("check", "field", "need", "seen", "wanted"),
     [
-        (check_memory, "available_memory", "memory"),
-        (check_shared_memory, "free_shared_memory", "shared_memory"),
-        (check_gpu_memory, "free_gpu_memory", "gpu_memory"),
-        (check_disk, "free_disk", "disk"),
+        (check_memory, "available_memory", "memory", "64 MiB", "3 GiB"),
+        (check_shared_memory, "free_shared_memory", "shared_memory", "64 MiB", "3 GiB"),
+        (check_gpu_memory, "free_gpu_memory", "gpu_memory", "64 MiB", "3 GiB"),
+        (check_disk, "free_disk", "disk", "67.1 MB", "3.2 GB"),
     ],
 )
-def test_too_little_of_anything_says_how_much_is_there_and_how_much_is_needed(check, field, need):
+def test_too_little_of_anything_says_how_much_is_there_and_how_much_is_needed(check, field, need, seen, wanted):
     short = check(machine(**{field: 64 * 2**20}), needs(**{need: 3 * GIB}))
-    assert (short.status, short.expected) == ("fail", "at least 3.0 GiB (125.0 M parameters)")
-    assert short.seen.startswith("64 MiB ") and short.cure
+    assert (short.status, short.expected) == ("fail", f"at least {wanted} (125.0 M parameters)")
+    assert short.seen.startswith(f"{seen} ") and short.cure
     assert check(machine(**{field: 3 * GIB}), needs(**{need: 3 * GIB})).status == "ok"
     assert check(machine(**{field: 3 * GIB}), needs(**{need: None})).status == "unknown"
 

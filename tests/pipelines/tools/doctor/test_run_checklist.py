@@ -190,10 +190,10 @@ def test_the_report_has_every_setting_the_course_the_people_and_the_costs():
     for name, value in whole.run.model_config.items():
         assert f"| `{name}` | `{value if isinstance(value, int) else ''}" in text
     assert "![loss curve](curve.png)" in text and "| finished | yes |" in text
-    assert "| 5.0000 | - | 2 | 16.0 | 98.0% | 2.0 |" in text and "| 40 | 0.1250 | 1.2500 |" in text
-    assert "| **all** | 1,000 | 1.75 |" in text and "| 30 | 2023-11-14 22:18 UTC | `cccccccccccc` |" in text
-    assert "| newest checkpoint | 1.5 MB |" in text and "| sent by all peers in averaging | 40.0 kB |" in text
-    assert "| per sample | 31.2 B |" in text
+    assert "| 5.0000 | – | 2 | 16.0 | 98.0% | 2.0 |" in text and "| 40 | 0.1250 | 1.2500 |" in text
+    assert "| **all** | 1,000 | 1 h 45 min |" in text and "| 30 | 2023-11-14 22:18 UTC | `cccccccccccc` |" in text
+    assert "| newest checkpoint | 1.5 MB |" in text and "| sent by all peers in averaging | 40 kB |" in text
+    assert "| per sample | 31 bytes |" in text
     assert "ann\\|&lt;b>" in text, "names come from strangers and stay in their cells"
 
 

@@ -87,7 +87,7 @@ class HubPublisher:
         self._budget, self._metrics_interval_seconds = budget, metrics_interval_seconds
         self._package_version, self._on_published = package_version, on_published
         self._may_add_results = True
-        self._is_elected = self._must_take_over = False
+        self._is_elected = self._must_take_over = self._is_last = False
         self._announced: tuple[str, ...] = ()
         self._last_commit: str | None = None
         self._next_head_check = self._next_metrics = 0.0
@@ -156,7 +156,7 @@ class HubPublisher:
         if self.bucket is not None:
             self.bucket.work(self.repository, self.keys, head.signed_epoch, lambda entry: self._manifest(head, entry))
         entries = self._without_published(head)
-        share = 1.0 if entries else METRICS_SHARE
+        share = 1.0 if entries or self._is_last else METRICS_SHARE
         if (seconds := self._budget.seconds_until_commit(time.time(), share=share)) > 0:
             return min(seconds, LONGEST_WAIT_SECONDS)
         if self.entry_addresses and self._announced != self.entry_addresses:
@@ -169,7 +169,7 @@ class HubPublisher:
 
     def drain(self) -> None:
         """Publish the spool and the newest metrics, as far as the Hub and the budget allow; the rest is kept."""
-        self._next_metrics = 0.0
+        self._next_metrics, self._is_last = 0.0, True
         while self._has_work():
             try:
                 if self.work() > IDLE_SECONDS:
@@ -248,8 +248,9 @@ class HubPublisher:
 
     def _publish_metrics(self, head: RunSnapshot) -> None:
         self._count_commit()
-        has_new_figures = self.metrics.mark().figures_at != self._published_mark.figures_at
-        self._commit(head, {}, f"Metrics up to epoch {self.metrics.newest_epoch()}", with_card=has_new_figures)
+        _, *evaluated = self.metrics.mark()
+        _, *shown = self._published_mark
+        self._commit(head, {}, f"Metrics up to epoch {self.metrics.newest_epoch()}", with_card=evaluated != shown)
 
     def _commit(self, head: RunSnapshot, additions: Additions, message: str, *, with_card: bool) -> str:
         mark = self.metrics.mark()

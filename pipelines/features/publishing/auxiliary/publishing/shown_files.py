@@ -10,6 +10,7 @@ from hub_tools.run_files import (
     CARD_FILE,
     LOSS_CURVE_FILE,
     METRICS_FOLDER,
+    NEWEST_PICTURE,
     OLD_METRICS_FILE,
     REEL_FOLDER,
     REEL_INDEX_FILE,
@@ -85,18 +86,25 @@ class ShownFiles:
         return {name: text.encode() for name, text in texts.items()}
 
     def _facts_of_now(self, facts: CheckpointFacts, head: RunSnapshot) -> CheckpointFacts:
-        gallery = read_index(self.reel_folder)
+        loss = self.metrics.loss_at(facts.epoch)
         return replace(
             facts,
+            loss=facts.loss if loss is None else loss,  # of all peers by now: as the pages show it
             history=self.metrics.history(),
             evaluations=self.metrics.evaluations(),
             figures=self.metrics.figures(),
             header=organisers_header(head.card),
             sources=self._read_sources(),
             contributors=self.metrics.contributor_table(NAMES_IN_THE_CARD),
-            picture=f"{REEL_FOLDER}/{gallery[-1]['file']}" if gallery else None,
+            picture=self._newest_picture(head),
             prompts=self.task.run.reel_prompts,
         )
+
+    def _newest_picture(self, head: RunSnapshot) -> str | None:
+        """Return the name that the newest picture keeps: the card shows it also between two checkpoints."""
+        newest, gallery = f"{REEL_FOLDER}/{NEWEST_PICTURE}", read_index(self.reel_folder)
+        is_there = (self.reel_folder / NEWEST_PICTURE).exists() or newest in head.file_names
+        return newest if is_there else f"{REEL_FOLDER}/{gallery[-1]['file']}" if gallery else None
 
     def _read_sources(self) -> Sequence[Source]:
         """Read the licences, once if that succeeds: dataset and codec are pinned."""

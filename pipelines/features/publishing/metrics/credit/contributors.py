@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from hub_tools.counted import duration
 from hub_tools.printing.marked_up import markdown_table, plain
 from pipelines.features.publishing.metrics.credit.contributions import CLAIMED, ContributionLedger, leaderboard
 from pipelines.features.publishing.metrics.credit.hardware import ENERGY, describe_hours, energy_kwh
@@ -40,7 +41,12 @@ def contributor_table(contributors: Sequence[Contributor], unit: str, most: int 
     """Return who did how much on which devices, at most `most` by name, with sums, energy, and what it all rests on."""
     shown = contributors[:most]
     rows = [
-        (plain(one.username), f"{one.samples:,}", f"{one.hours:,.2f}", describe_hours(one.device_hours) or "not known")
+        (
+            plain(one.username),
+            f"{one.samples:,}",
+            duration(3600 * one.hours),
+            describe_hours(one.device_hours) or "not known",
+        )
         for one in shown
     ]
     devices = _sum_of_devices(contributors)
@@ -49,11 +55,11 @@ def contributor_table(contributors: Sequence[Contributor], unit: str, most: int 
         (
             f"**all {len(contributors):,}**" if num_others else "**all**",
             f"{sum(one.samples for one in contributors):,}",
-            f"{sum(one.hours for one in contributors):,.2f}",
+            duration(3600 * sum(one.hours for one in contributors)),
             describe_hours(devices) or "not known",
         )
     )
-    table = markdown_table(("user", f"{unit} claimed", "hours", "devices"), rows)
+    table = markdown_table(("user", f"{unit} claimed", "time", "devices"), rows)
     energy = f"\n\nAbout {energy_kwh(devices):,.2f} kWh. {ENERGY}" if devices else ""
     return f"{table}\n\n{CLAIMED}{energy}"
 

@@ -3,6 +3,8 @@
 import re
 from collections.abc import Mapping
 
+from hub_tools.counted import duration
+
 BOARD_WATTS: Mapping[str, float] = {
     **{"B200": 1000, "B100": 700, "H200": 700, "H100": 700, "GH200": 700, "A100": 400, "A800": 400, "A40": 300},
     **{"A30": 165, "A10G": 300, "A10": 150, "A16": 250, "A2": 60, "L40S": 350, "L40": 300, "L4": 72, "T4": 70},
@@ -60,6 +62,6 @@ def energy_kwh(hours: Mapping[str, float]) -> float:
 
 
 def describe_hours(hours: Mapping[str, float]) -> str:
-    """Return hours by device for people, most hours first: `12.5 h T4, 3.0 thread hours CPU`."""
+    """Return hours by device for people, most hours first: `12 h 30 min T4, 3 h 0 min CPU threads`."""
     ordered = sorted(hours.items(), key=lambda item: (-item[1], item[0]))
-    return ", ".join(f"{time:,.1f} {'thread hours' if kind == CPU else 'h'} {kind}" for kind, time in ordered)
+    return ", ".join(f"{duration(3600 * time)} {kind}{' threads' if kind == CPU else ''}" for kind, time in ordered)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from hub_tools.counted import nats
 from hub_tools.run_files import EVALUATIONS_FILE
 from pipelines.features.publishing.metrics.parquet_rows import read_rows, write_rows
 
@@ -51,10 +52,10 @@ def is_few(num_records: float | None) -> bool:
 def held_out_loss(evaluation: Mapping[str, Any]) -> str:
     """Return an evaluation's loss for people: its epoch, interval, and the number of records that it stands on."""
     number, low, high = (evaluation.get(name) for name in ("num_records", "low", "high"))
-    interval = "" if low is None or high is None else f" (95 % interval {low:.4f} to {high:.4f})"
+    interval = "" if low is None or high is None else f" (95 % interval {nats(low)} to {nats(high)})"
     few = ": too few to tell small differences" if is_few(number) else ""
     records = "" if number is None else f", on {number:,} records{few}"
-    return f"{evaluation['loss']:.4f}{interval} at epoch {evaluation['epoch']}{records}"
+    return f"{nats(evaluation['loss'])}{interval} at epoch {evaluation['epoch']:,}{records}"
 
 
 def write_evaluations(evaluations: Sequence[dict[str, Any]], folder: Path) -> Path:

@@ -9,7 +9,7 @@ from typing import Any
 from huggingface_hub import EvalResult
 from huggingface_hub.repocard_data import eval_results_to_model_index
 
-from hub_tools.endpoint import current_endpoint
+from hub_tools.endpoint import current_endpoint, is_public_hub
 from pipelines.core.run.training_run import TrainingRun
 from pipelines.features.publishing.metrics.evaluation.checkpoint_figures import CheckpointFigure, newest_figures
 from pipelines.features.publishing.metrics.evaluation.held_out_losses import perplexity
@@ -46,8 +46,9 @@ def source_of_held_out_loss(repository: str, evaluation: Mapping[str, Any], epoc
 
 
 def address_of(repository: str, revision: str) -> str:
-    """Return the page of a repository's files at a commit, branch or tag."""
-    return f"{current_endpoint()}/{repository}/tree/{revision}"
+    """Return the page of a repository's files at a commit, branch or tag; of a private Hub without its host."""
+    endpoint = current_endpoint()
+    return f"{endpoint if is_public_hub(endpoint) else ''}/{repository}/tree/{revision}"
 
 
 def rounded(value: float) -> float:

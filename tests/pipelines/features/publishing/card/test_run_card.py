@@ -60,8 +60,8 @@ def test_a_card_shows_pictures_sources_people_devices_energy_limits_and_how_to_c
     assert "![owl]" not in text
     assert "| dataset | [org/birds-codes](/datasets/org/birds-codes) | `0123456789ab` | cc-by-4.0 |" in text
     assert "| codec | [org/vqgan](/org/vqgan) |  | mit |" in text
-    assert "| user-19 | 81 | 1.50 | 1.5 h T4 |" in text and "user-20" not in text
-    assert "| **all 30** | 2,565 | 45.00 | 45.0 h T4 |" in text and "About 3.15 kWh." in text
+    assert "| user-19 | 81 | 1 h 30 min | 1 h 30 min T4 |" in text and "user-20" not in text
+    assert "| **all 30** | 2,565 | 45 h 0 min | 45 h 0 min T4 |" in text and "About 3.15 kWh." in text
     assert "It knows little." in text and "`load(epoch-N)`" in text and "dalle-collab join org/birds" in text
     assert "@misc{org-birds," in text and "Training Transformers Together" in text
     for command in ("evaluate", "run report", "run rollback"):
@@ -70,6 +70,6 @@ def test_a_card_shows_pictures_sources_people_devices_energy_limits_and_how_to_c
 
 def test_a_card_without_anything_known_yet_says_so():
     text = card(loss=None)
-    assert "| training loss | not known yet |" in text and "| most peers at a time | 0 |" in text
+    assert "| training loss (nats) | not known yet |" in text and "| most peers at a time | 0 |" in text
     assert "what the model draws" not in text and "Who trained it" not in text
     assert yaml.safe_load(text.split("---")[1])["library_name"] == "transformers"

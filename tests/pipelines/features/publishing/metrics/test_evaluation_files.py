@@ -156,6 +156,7 @@ def test_every_figure_of_a_card_has_a_command_a_commit_and_an_interval():
     fid, held_out = found["fid@clip of epoch 6"], found["held-out loss (nats)"]
     assert (fid.metric_value, fid.source_name) == (0.5, COMMAND)
     assert fid.source_url.endswith(f"/org/birds/tree/{COMMIT}")
+    assert "127.0.0.1" not in fid.source_url + held_out.source_url, "nobody else has this machine's Hub"
     assert fid.metric_args["low"] == 0.4 and fid.metric_args["num_records"] == 40
     assert held_out.source_name == "dalle-collab evaluate org/birds --revision epoch-6 --records 40 --drawings 1"
     assert held_out.metric_args == dict(epoch=6, num_records=40, weights=DIGEST, low=2.5, high=3.5)

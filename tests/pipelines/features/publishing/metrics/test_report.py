@@ -5,6 +5,7 @@ import math
 import pytest
 from swarm_of_processes import tiny_run
 
+from hub_tools.counted import file_size
 from pipelines.features.publishing.metrics.credit.contributors import Contributor
 from pipelines.features.publishing.metrics.evaluation.checkpoint_figures import CheckpointFigure
 from pipelines.features.publishing.metrics.report import report_markdown
@@ -29,10 +30,10 @@ def test_a_report_counts_what_the_run_counts(task, unit):
         dataset_bytes=None, num_commits=1,
     )  # fmt: skip
     text = report_markdown(record, loss_curve=None, now=1.8e9)
-    assert f"| {unit}s | {2 * run.target_batch_size:,} |" in text
-    assert f"| user | {unit}s claimed | hours |" in text and f"{unit}s/s" in text and f"9.0 {unit}s per second" in text
-    assert f"| per {unit} | {16000 / 2 / run.target_batch_size:,.1f} B |" in text
-    assert "| best evaluation loss | 3.7842 at epoch 2, on 7 records: too few to tell small differences |" in text
+    assert f"| {unit}s of these epochs, at least | {2 * run.target_batch_size:,} |" in text
+    assert f"| user | {unit}s claimed | time |" in text and f"{unit}s/s" in text and f"9.0 {unit}s per second" in text
+    assert f"| per {unit} | {file_size(16000 / 2 / run.target_batch_size)} |" in text
+    assert "| best held-out loss (nats) | 3.7842 at epoch 2, on 7 records: too few to tell small differences |" in text
     assert ("| best held-out perplexity | 44.0 |" in text) == (unit == "token")
 
 
@@ -50,6 +51,9 @@ def test_a_report_has_the_latest_evaluation_with_its_interval_and_its_records():
     )  # fmt: skip
     text = report_markdown(record, loss_curve=None, now=1.8e9)
     latest = "3.0000 (95 % interval 2.9000 to 3.1000) at epoch 2, on 400 records"
-    assert f"| latest evaluation loss | {latest} |" in text and "| best evaluation loss | 2.0000 at epoch 1 |" in text
+    assert (
+        f"| newest held-out loss (nats) | {latest} |" in text
+        and "| best held-out loss (nats) | 2.0000 at epoch 1 |" in text
+    )
     assert "| `cmmd` | 0.5 | 0.4 to 0.6 | 2 drawings of 400 records | lower |" in text
     assert "dalle-collab evaluate org/run --records 400" in text and "too few" not in text

@@ -27,8 +27,8 @@ from pipelines.features.serving.offer import ServingOptions
         (dict(blocks="-1:2"), "expected START:END"),
         (dict(blocks="0:99999999999"), "expected START:END"),
         (dict(precision="bfloat16"), "expected float32 or int8 to serve layers"),
-        (dict(memory_gigabytes=0), "memory_gigabytes is 0; expected a number above 0"),
-        (dict(weights_gigabytes=-1.0), "weights_gigabytes is -1"),
+        (dict(memory_gibibytes=0), "memory_gibibytes is 0; expected a number above 0"),
+        (dict(weights_gibibytes=-1.0), "weights_gibibytes is -1"),
         (dict(ranks=True), "about drawings and have no effect on blocks"),
     ],
 )
@@ -70,7 +70,7 @@ def test_a_server_moves_where_nobody_serves_and_keeps_its_layers_while_others_ca
     torch.set_num_threads(1)
     tiny_dalle(tmp_path)
     snapshot = SimpleNamespace(repository=str(tmp_path), commit=None, run_state=dict(epoch=3))
-    offer = LayersOffer(snapshot, ServingOptions(blocks="auto", weights_gigabytes=1e-9), "cpu")
+    offer = LayersOffer(snapshot, ServingOptions(blocks="auto", weights_gibibytes=1e-9), "cpu")
     servers = {}
     place = SimpleNamespace(
         dht=SimpleNamespace(peer_id=SimpleNamespace(to_base58=lambda: "z")),

@@ -4,11 +4,17 @@ import sys
 
 import pytest
 from huggingface_hub import HfApi, constants
+from PIL import Image
 from transformers.dynamic_module_utils import get_imports, get_relative_import_files
 
 from hub_tools.foreign.downloads import TooLargeError
 from pipelines.tasks.text_to_image.image_codes import codec_code
-from pipelines.tasks.text_to_image.image_codes.codec_code import CODEC_CODE_FILES, copy_codec_code, open_codec
+from pipelines.tasks.text_to_image.image_codes.codec_code import (
+    CODEC_CODE_FILES,
+    copy_codec_code,
+    open_codec,
+    write_codec_card,
+)
 from pipelines.tools.chaos.tiny_material import save_tiny_codec
 
 LIBRARIES = {"torch", "safetensors", "huggingface_hub"}  # transformers requires the last two
@@ -35,6 +41,22 @@ def test_copying_again_changes_nothing(tmp_path):
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
     copy_codec_code(tmp_path)
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_what_a_codecs_card_shows_works_when_it_is_pasted_and_its_owners_words_stay(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    save_tiny_codec(tmp_path / "codec", seed=0)
+    codec = open_codec(tmp_path / "codec")
+    write_codec_card(codec, tmp_path / "codec", "It was converted from <x>.ckpt.")
+    card = (tmp_path / "codec" / "README.md").read_text()
+    assert f"| fingerprint | `{codec.fingerprint}` |" in card and "&lt;x>" in card
+    example = card.split("```python\n")[1].split("```")[0]
+    exec(example.replace("THIS_REPOSITORY", str(tmp_path / "codec")), {})
+    with Image.open(tmp_path / "picture.png") as drawn:
+        assert drawn.size == (codec.config.image_size,) * 2
+    (tmp_path / "codec" / "README.md").write_text("# Mine")
+    write_codec_card(codec, tmp_path / "codec", "again")
+    assert (tmp_path / "codec" / "README.md").read_text() == "# Mine"
 
 
 @pytest.mark.slow

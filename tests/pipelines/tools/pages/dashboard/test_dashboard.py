@@ -165,7 +165,9 @@ def test_pictures_drawn_today_are_counted_from_the_first_look_and_anew_at_midnig
 
 
 def test_the_first_screen_says_who_trains_since_when_and_shows_what_is_drawn_by_now(dashboard):
-    view = HubView(run=RUN, pictures={3: "epoch-3.webp", 12: "epoch-12.webp"}, prompts=("a <b>robin</b>",))
+    view = HubView(
+        run=RUN, pictures={3: ("epoch-3.webp", 0.0), 12: ("epoch-12.webp", 1.8e9)}, prompts=("a <b>robin</b>",)
+    )
     shown = now_html(["anna", "<i>bert</i>", "anna", *map(str, range(9))], 1.76e9, view, is_live=True)
     assert "<b>anna, &lt;i&gt;bert&lt;/i&gt;, 0, 1, 2, 3, 4, 5 and 3 more</b> train now." in shown
     assert "The first epoch ended on 2025-10-09" in shown

@@ -101,7 +101,7 @@ def test_evaluations_from_before_intervals_have_a_curve_without_a_band():
     assert chart.note == "" and not chart.warns
 
 
-@pytest.mark.parametrize(("unit", "shown"), [("samples", "2.9 to 3.1"), ("tokens", "18.17 to 22.2")])
+@pytest.mark.parametrize(("unit", "shown"), [("samples", "2.9000 to 3.1000"), ("tokens", "18.17 to 22.2")])
 def test_the_headline_has_the_interval_of_the_newest_evaluation(unit, shown):
     known = dict(
         epoch=1, num_epochs=6, loss=3.0, samples_per_second=9.0, num_peers=1, epoch_seconds=None, condition=BEGUN

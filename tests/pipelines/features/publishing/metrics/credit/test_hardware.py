@@ -38,5 +38,5 @@ def test_what_a_peer_says_of_its_devices_comes_down_to_a_kind_and_a_number(descr
 def test_energy_is_hours_times_power():
     hours = {"T4": 10.0, CPU: 100.0}
     assert energy_kwh(hours) == pytest.approx(0.7 + 0.8)
-    assert describe_hours(hours) == "100.0 thread hours CPU, 10.0 h T4"
+    assert describe_hours(hours) == "4.2 days CPU threads, 10 h 0 min T4"
     assert energy_kwh({"of a later version": 1.0}) == energy_kwh({OTHER: 1.0}) and energy_kwh({}) == 0
