@@ -31,6 +31,7 @@ from pipelines.tools.pages.drawing.settings import DrawingSettings
 from pipelines.tools.pages.drawing.volunteers.volunteers import Volunteers
 from pipelines.tools.pages.own_pages import own_pages_only
 from pipelines.tools.pages.page_style import PAGE_STYLE
+from pipelines.tools.pages.run_pages import RunPage
 
 GPU_SECONDS = 120
 SECONDS_PER_HOUR, SECONDS_PER_DAY = 3_600, 86_400
@@ -348,12 +349,13 @@ def main() -> None:
     prepare_hub_client()
     try:
         settings = DrawingSettings.from_environment(os.environ)
+        page = RunPage.from_environment("text_to_image_demo", os.environ)
     except ValueError as error:
         raise SystemExit(one_line(error)) from None
     if settings.training_index is None:  # for the owner's log; visitors need not know
         print(f'"Seen in training?" is not shown: build an index with `{BUILD_COMMAND}` and set TRAINING_INDEX.')
     interface = build_interface(settings).queue(max_size=settings.max_queue)
-    guarded = own_pages_only(os.environ)
+    guarded = own_pages_only(os.environ, page.middleware())
     interface.launch(
         css=PAGE_STYLE + STYLE, js=CRISP, max_file_size=LARGEST_UPLOAD, mcp_server=True, app_kwargs=guarded
     )
