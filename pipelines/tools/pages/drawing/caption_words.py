@@ -11,7 +11,6 @@ from hub_tools.foreign.downloads import fetch_file
 from hub_tools.one_line_errors import explain_error
 from hub_tools.run_files import TRAINING_RUN_FILE
 from pipelines.core.run.training_run import TrainingRun
-from pipelines.tasks.text_to_image.image_code_stream import evaluation_split
 from pipelines.tasks.text_to_image.image_codes.dataset_shards import dataset_on_hub
 from pipelines.tasks.text_to_image.image_codes.shard_blocks import ShardBlocks
 from pipelines.tools.pages.drawing.published_checkpoints import HUB_ERRORS
@@ -66,8 +65,7 @@ class CaptionWords:
         own = folder / TRAINING_RUN_FILE
         run = TrainingRun.from_file(own if folder.is_dir() else fetch_file(self._repository, TRAINING_RUN_FILE))
         dataset = dataset_on_hub(run.dataset_repository, run.dataset_revision)
-        shards = [shard for shard in dataset.shards if evaluation_split([shard.name]) is None]
-        blocks = ShardBlocks(dataset, shards, lambda names: ("caption",))
+        blocks = ShardBlocks(dataset, dataset.shards, lambda names: ("caption",))
         step = -(-len(blocks.shards) // MOST_SHARDS)
         chosen = range(0, len(blocks.shards), step)
         self._is_all = step == 1
