@@ -253,7 +253,7 @@ def test_a_person_draws_shares_and_completes_pictures_in_a_browser(address, size
         expect(page.get_by_label("Prompt", exact=True)).to_have_value(REEL_PROMPTS[1])
         take_picture(page, "text_to_image_empty", tmp_path)
         below = page.get_by_role("button", name="Draw", exact=True).bounding_box()
-        status = page.get_by_role("status").bounding_box()
+        status = page.locator("#status").bounding_box()
         assert status["y"] < below["y"] + below["height"] + 250, "a phone shows it beside the button"
         # A tiny model is fast: what was on the page only for a moment is noted.
         page.evaluate(

@@ -143,7 +143,7 @@ QUEUE_HAS = """async (number) => {
 def test_a_visitor_sees_previews_and_who_drew_the_pictures(run, address, client, size, tmp_path):
     run.serve("--name", HOSTILE_NAME, "--max-codes-per-second", 40)
     with watched_page(address, size) as page:
-        status = page.get_by_role("status")
+        status = page.locator("#status")
         status.wait_for()
         page.get_by_text("Volunteers draw on their machines: they can read your prompt").wait_for()
         page.evaluate(
