@@ -21,11 +21,8 @@ from pipelines.tools.pages.dashboard.programs import SPANS
 from pipelines.tools.pages.dashboard.settings import DashboardSettings
 from pipelines.tools.pages.own_pages import own_pages_only
 from pipelines.tools.pages.page_style import PAGE_STYLE
-<<<<<<< HEAD
-from pipelines.tools.pages.table_order import Columns, next_order
-=======
 from pipelines.tools.pages.run_pages import RunPage
->>>>>>> 360c0212 (Each of a run's five pages links to the others; a shared link to a page shows the run's newest picture)
+from pipelines.tools.pages.table_order import Columns, next_order
 
 SECONDS_BETWEEN_LOOKS = 2.0
 SECONDS_BETWEEN_DRAWINGS = 15.0
