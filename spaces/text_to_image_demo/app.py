@@ -216,9 +216,7 @@ def _wire_drawing(
     def show(*values: Any, varied: Any = None) -> Iterator[tuple[Any, str, Shown]]:
         *asked, is_pinned = values
         for pictures, shown in steps(asked, is_pinned=is_pinned, varied=varied):
-            # Another drawing's pictures are shown all, whichever of the ones before was opened.
-            is_new = isinstance(pictures, list)
-            yield gr.update(value=pictures, selected_index=None) if is_new else pictures, _said(shown.message), shown
+            yield pictures, _said(shown.message), shown
 
     def show_again(*values: Any) -> Iterator[tuple[Any, str, Shown]]:
         yield from show(*values[:-1], False)
@@ -329,7 +327,7 @@ def _wire_after(
     def come_back(drawn: Sequence[KeptDrawing], event: gr.SelectData) -> list[Any]:
         drawing = drawn[event.index]
         return [
-            gr.update(value=drawing.files, selected_index=None), _said(drawing.shown.message), drawing.shown,
+            drawing.files, _said(drawing.shown.message), drawing.shown,
             *show_details(drawing),
             *(getattr(drawing.request, name) for name in NAMES if name != "seed"),
             *[gr.update(visible=False)] * len(seen),

@@ -310,6 +310,9 @@ def draw_more(page, first):
     again = drawn_files(page)
     assert again != first
     page.locator("#drawn button.thumbnail-lg").nth(1).click()
+    page.get_by_role("button", name="Vary picture 2").wait_for()
+    page.keyboard.press("Escape")
+    page.locator("#drawn .preview").wait_for(state="hidden")
     page.get_by_role("button", name="Vary picture 2").click()
     page.get_by_text("The link does not include the picture that was varied.").wait_for()
     page.locator("#earlier img").nth(2).wait_for()
