@@ -17,6 +17,15 @@ HUB = "hub"
 ADDRESSES = (HUB, "source_code")
 """Settings that are web addresses."""
 
+SPACE_VARIABLES = {
+    "landing_page": "LANDING_SPACE",
+    "training_dashboard": "DASHBOARD_SPACE",
+    "text_to_image_demo": "DEMO_SPACE",
+    "memory_calculator": "CALCULATOR_SPACE",
+    "join_training": "JOIN_SPACE",
+}
+"""In which variable a page with a program is told where another one is, by the project's names for the Spaces."""
+
 TITLE_OF_LINKS = '<meta property="og:title"'
 REPOSITORIES = ("run",)
 """Settings that name a repository, `ORG/NAME`. All others name a Space or give its address."""

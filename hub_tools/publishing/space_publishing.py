@@ -11,7 +11,7 @@ from hub_tools.foreign.json_texts import read_json
 
 from ..run_files import CARD_FILE, TRAINING_RUN_FILE
 from .folder_publishing import Published, open_repository, publish_folder
-from .page_settings import SETTINGS_FILE, check_repository
+from .page_settings import SETTINGS_FILE, SPACE_VARIABLES, check_repository
 from .space_bundling import bundle_space, find_space
 
 if TYPE_CHECKING:
@@ -119,19 +119,13 @@ def settings_of_spaces(run: str, spaces: Mapping[str, str]) -> dict[str, dict[st
 
     `spaces` gives their places: `ORG/NAME` on the Hub, or web addresses.
     """
-    links = {name: space for name, space in spaces.items() if name != "landing_page"}
-    return {
-        "landing_page": dict(run=run, **links),
-        "training_dashboard": dict(
-            RUN=run,
-            DEMO_SPACE=spaces["text_to_image_demo"],
-            JOIN_SPACE=spaces["join_training"],
-            CALCULATOR_SPACE=spaces["memory_calculator"],
-        ),
-        "text_to_image_demo": dict(MODEL_REPOSITORY=run),
-        "memory_calculator": dict(RUN=run),
-        "join_training": dict(RUN=run),
-    }
+    settings = {}
+    for name in spaces:
+        others = {other: space for other, space in spaces.items() if other != name}
+        variables = {SPACE_VARIABLES[other]: space for other, space in others.items()}
+        run_variable = "MODEL_REPOSITORY" if name == "text_to_image_demo" else "RUN"
+        settings[name] = {"run": run} | others if name == "landing_page" else {run_variable: run} | variables
+    return settings
 
 
 def plans_of_run(run: str, *, private: bool = False) -> list[SpacePlan]:

@@ -12,6 +12,7 @@ from huggingface_hub import get_token
 import pipelines.command_line.volunteer  # noqa: F401 - the program that is started, so it has to be bundled
 from hub_tools.endpoint import prepare_hub_client
 from hub_tools.one_line_errors import explain_error
+from hub_tools.printing.printable import one_line
 from pipelines.tools.pages.joining import join_view
 from pipelines.tools.pages.joining.join_session import JoinSession
 from pipelines.tools.pages.joining.join_settings import JoinSettings, hosts_from
@@ -19,6 +20,7 @@ from pipelines.tools.pages.joining.permissions import access_of, is_on_hub
 from pipelines.tools.pages.joining.presentation import STYLE, checks_html, contribution_html, notice_html, state_html
 from pipelines.tools.pages.own_pages import own_pages_only
 from pipelines.tools.pages.page_style import PAGE_STYLE
+from pipelines.tools.pages.run_pages import RunPage
 
 INTRODUCTION = """# Contribute this machine to a training run
 Many machines train one model together. This one computes gradients for as long as you like; the others
@@ -149,11 +151,15 @@ def _fields(run: str, on_hub: bool) -> list[gr.components.Component]:
 def main() -> None:
     """Start the Space with the settings of the environment; the trainer stops with it."""
     prepare_hub_client()
+    try:
+        page = RunPage.from_environment("join_training", os.environ)
+    except ValueError as error:
+        raise SystemExit(one_line(error)) from None
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     with JoinSession() as session:
         if run := os.environ.get("RUN", ""):
             session.learn_condition(run)
-        guarded = own_pages_only(os.environ, has_login=True)
+        guarded = own_pages_only(os.environ, page.middleware(), has_login=True)
         build_interface(session, os.environ).launch(css=PAGE_STYLE + STYLE + LAYOUT, app_kwargs=guarded)
 
 

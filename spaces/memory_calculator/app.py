@@ -6,6 +6,7 @@ import gradio as gr
 
 from hub_tools.endpoint import prepare_hub_client
 from hub_tools.one_line_errors import explain_error
+from hub_tools.printing.printable import one_line
 from pipelines.features.memory_estimate.model_presets import MODEL_PRESETS
 from pipelines.features.memory_estimate.models.precision import PRECISIONS
 from pipelines.features.memory_estimate.settings import OPTIMIZER_BITS, OPTIMIZERS, RECOMPUTE_CHOICES
@@ -14,6 +15,7 @@ from pipelines.tools.pages.memory_calculator.fitting import MACHINES
 from pipelines.tools.pages.memory_calculator.presentation import STYLE
 from pipelines.tools.pages.own_pages import own_pages_only
 from pipelines.tools.pages.page_style import PAGE_STYLE
+from pipelines.tools.pages.run_pages import RunPage
 
 INTRODUCTION = """# Training memory calculator
 What one training step needs, on each GPU and in RAM. The tensors of a step of the model are counted,
@@ -108,8 +110,12 @@ def main() -> None:
     import pipelines.features.memory_estimate.architectures  # noqa: F401  # the first model of the Hub then waits for no library
 
     prepare_hub_client()
+    try:
+        page = RunPage.from_environment("memory_calculator", os.environ)
+    except ValueError as error:
+        raise SystemExit(one_line(error)) from None
     interface = build_interface(os.environ.get("RUN", "ORG/RUN")).queue(max_size=64)
-    interface.launch(css=PAGE_STYLE + STYLE, app_kwargs=own_pages_only(os.environ))
+    interface.launch(css=PAGE_STYLE + STYLE, app_kwargs=own_pages_only(os.environ, page.middleware()))
 
 
 if __name__ == "__main__":

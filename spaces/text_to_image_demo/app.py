@@ -8,6 +8,7 @@ except ImportError:
 import os
 import secrets
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from gradio.utils import get_upload_folder
 from PIL import Image, ImageOps
 
 from hub_tools.endpoint import prepare_hub_client
-from hub_tools.printing.marked_up import code
+from hub_tools.printing.marked_up import code, escaped
 from hub_tools.printing.printable import one_line
 from pipelines.tasks.text_to_image.generation.image_generation import load_ranking_parts, load_text_to_image
 from pipelines.tasks.text_to_image.generation.picture_grid import keep_picture
@@ -24,13 +25,15 @@ from pipelines.tasks.text_to_image.generation.training_index import BUILD_COMMAN
 from pipelines.tasks.text_to_image.generation.uploaded_picture import read_picture
 from pipelines.tools.pages.drawing.drawing_desk import DrawingDesk, Labelled, Shown, beside_results, with_words
 from pipelines.tools.pages.drawing.drawing_request import NEWEST, DrawingRequest
-from pipelines.tools.pages.drawing.page_look import CRISP, ON_DRAW, ON_END, ON_STOP, STYLE
+from pipelines.tools.pages.drawing.kept_drawings import KeptDrawing, with_newest, zipped
+from pipelines.tools.pages.drawing.page_look import ON_DRAW, ON_END, ON_LOAD, ON_SHARE, ON_STOP, STYLE
 from pipelines.tools.pages.drawing.published_checkpoints import PublishedCheckpoints
 from pipelines.tools.pages.drawing.reel_pictures import ReelPictures
 from pipelines.tools.pages.drawing.settings import DrawingSettings
 from pipelines.tools.pages.drawing.volunteers.volunteers import Volunteers
 from pipelines.tools.pages.own_pages import own_pages_only
 from pipelines.tools.pages.page_style import PAGE_STYLE
+from pipelines.tools.pages.run_pages import RunPage
 
 GPU_SECONDS = 120
 SECONDS_PER_HOUR, SECONDS_PER_DAY = 3_600, 86_400
@@ -38,6 +41,7 @@ LARGEST_UPLOAD = "20mb"
 LARGEST_NEW_SEED = 1_000_000
 """Short enough to be told and typed."""
 
+VARY_BEST = "Vary the best"
 PREVIEW_SIDE = 256
 VOLUNTEERS_DRAW = " Volunteers draw on their machines: they can read your prompt, and their names are their own words."
 NAMES = ("prompt", "candidates", "keep", "top_k", "top_p", "temperature", "seed", "guidance", "checkpoint")
@@ -71,7 +75,7 @@ def build_interface(settings: DrawingSettings) -> gr.Blocks:
             with gr.Column(elem_id="ask", min_width=300):
                 prompt, draw_button, stop_button = _build_prompt(settings)
             with gr.Column(elem_id="results", min_width=300):
-                message = gr.Textbox(label="Status", value="Nothing drawn yet.", interactive=False, max_lines=8)
+                message = gr.HTML(_said("Nothing drawn yet."), elem_id="status")
                 by_itself = gr.Gallery(
                     label="What the run draws", columns=4, object_fit="contain", elem_id="by-itself", visible=False,
                     allow_preview=False, buttons=[],
@@ -80,26 +84,30 @@ def build_interface(settings: DrawingSettings) -> gr.Blocks:
                     label="Pictures", columns=4, object_fit="contain", elem_id="drawn",
                     buttons=["download", "fullscreen"],
                 )  # fmt: skip
-                link = gr.Textbox(
-                    label="Link to these pictures",
-                    interactive=False,
-                    buttons=["copy"],
-                    visible=False,
-                    max_lines=8,
-                    elem_id="link",
-                )
+                after = _build_after()
+                link = gr.HTML(elem_id="link")
+                earlier = gr.Gallery(
+                    label="Drawn in this session: press one to come back to it", columns=6, object_fit="contain",
+                    elem_id="earlier", visible=False, allow_preview=False, buttons=[],
+                )  # fmt: skip
             with gr.Column(elem_id="more", min_width=300):
+                examples = gr.Dataset(
+                    components=[prompt], samples=[[example] for example in settings.examples], label="Captions to try",
+                    visible=bool(settings.examples),
+                )  # fmt: skip
                 speed = gr.Markdown(desk.speed.sentence(_default_candidates(settings)))
                 settings_inputs, is_pinned = _build_inputs(settings)
                 picture, rows = _build_completion()
         inputs = [prompt, *settings_inputs]
         seen = _build_seen(settings)
-        last = gr.State(None)
-        outputs = (gallery, message, last, link)
+        shown = (gallery, message, gr.State(None))
         completion = (picture, rows, is_pinned)
-        drawing = _wire_drawing(desk, inputs, completion, (draw_button, stop_button), outputs, seen)
-        _wire_opening(interface, desk, inputs, (message, is_pinned), speed, drawing)
-        _wire_reel(interface, ReelPictures(settings.model_repository), prompt, by_itself, drawing)
+        drawings = _wire_drawing(
+            desk, inputs, completion, (draw_button, stop_button), shown, after, (by_itself, after.row)
+        )
+        _wire_after(inputs, shown, after, (link, earlier), seen, drawings)
+        _wire_opening(interface, desk, inputs, (message, is_pinned), speed, drawings)
+        _wire_reel(interface, ReelPictures(settings.model_repository), prompt, by_itself, examples)
     return interface
 
 
@@ -112,12 +120,32 @@ def on_gpu(function: Callable) -> Callable:
 
 def _build_prompt(settings: DrawingSettings) -> tuple[gr.Textbox, gr.Button, gr.Button]:
     prompt = gr.Textbox(label="Prompt", placeholder="What the pictures should show", lines=1, max_lines=4)
-    with gr.Row():
+    with gr.Row(elem_id="buttons"):
         draw_button = gr.Button("Draw", variant="primary", min_width=120)
         stop_button = gr.Button("Stop", min_width=120, interactive=False)
-    if settings.examples:
-        gr.Examples([[example] for example in settings.examples], [prompt], label="Prompts to try")
     return prompt, draw_button, stop_button
+
+
+@dataclass(frozen=True, kw_only=True)
+class After:
+    """What can be done with the pictures; `chosen` is the number of the one that was pressed last, from 0."""
+
+    row: gr.Row
+    again: gr.Button
+    vary: gr.Button
+    share: gr.Button
+    all_files: gr.DownloadButton
+    chosen: gr.State
+
+
+def _build_after() -> After:
+    chosen = gr.State(0)
+    with gr.Row(visible=False, elem_id="after") as row:
+        again = gr.Button("Again, a new seed", min_width=150)
+        vary = gr.Button(VARY_BEST, min_width=150)
+        share = gr.Button("Share", min_width=150)
+        all_files = gr.DownloadButton("Download all (zip)", min_width=150)
+    return After(row=row, again=again, vary=vary, share=share, all_files=all_files, chosen=chosen)
 
 
 def _build_inputs(settings: DrawingSettings) -> tuple[list[gr.components.Component], gr.Checkbox]:
@@ -140,7 +168,8 @@ def _build_inputs(settings: DrawingSettings) -> tuple[list[gr.components.Compone
 
 def _build_completion() -> tuple[gr.File, gr.Number]:
     with gr.Accordion("Complete a picture", open=False):
-        picture = gr.File(label="Its upper part is kept, the rest is drawn", file_types=["image"], height=120)
+        gr.Markdown("Upload a picture: its upper part is kept, the model draws the rest.")
+        picture = gr.File(label="Picture to upload", file_types=["image"], height=120)
         preview = gr.Image(
             label="Picture to complete", interactive=False, visible=False, height=160, buttons=[],
             alt_text="The picture to complete",
@@ -170,18 +199,31 @@ def _wire_drawing(
     inputs: list[gr.components.Component],
     completion: tuple[gr.File, gr.Number, gr.Checkbox],
     buttons: tuple[gr.Button, gr.Button],
-    outputs: tuple[gr.Gallery, gr.Textbox, gr.State, gr.Textbox],
-    seen: list[gr.components.Component],
-) -> gr.events.Dependency:
-    gallery, message, last, link = outputs
+    outputs: tuple[gr.Gallery, gr.HTML, gr.State],
+    after: After,
+    hidden: tuple[gr.Gallery, gr.Row],
+) -> list[gr.events.Dependency]:
+    gallery, message, last = outputs
 
-    def show(*values: Any) -> Iterator[tuple[Any, str, Shown]]:
-        *asked, checkpoint, picture, rows, is_pinned = values
+    def steps(values: Sequence[Any], *, is_pinned: bool, varied: Any = None) -> Iterator[tuple[Any, Shown]]:
+        *asked, checkpoint, picture, rows = values
         request = dict(zip(NAMES, (*asked, checkpoint or NEWEST), strict=True))
         if not is_pinned:
             request["seed"] = secrets.randbelow(LARGEST_NEW_SEED)
-        for shown in desk.draw(request, picture, rows):
-            yield gr.skip() if shown.pictures is None else _files(shown.pictures), shown.message, shown
+        for shown in desk.draw(request, picture, rows, varied):
+            yield gr.skip() if shown.pictures is None else _files(shown.pictures), shown
+
+    def show(*values: Any, varied: Any = None) -> Iterator[tuple[Any, str, Shown]]:
+        *asked, is_pinned = values
+        for pictures, shown in steps(asked, is_pinned=is_pinned, varied=varied):
+            yield pictures, _said(shown.message), shown
+
+    def show_again(*values: Any) -> Iterator[tuple[Any, str, Shown]]:
+        yield from show(*values[:-1], False)
+
+    def show_varied(*values: Any) -> Iterator[tuple[Any, str, Shown]]:
+        *asked, shown, number = values
+        yield from show(*asked[:-1], False, varied=shown.codes[number])
 
     def draw(
         prompt: str,
@@ -213,41 +255,102 @@ def _wire_drawing(
             picture: a picture to complete from its upper rows
             rows: how many rows of its codes are kept
         """
-        values = (prompt, candidates, keep, top_k, top_p, temperature, seed, guidance, checkpoint, picture, rows, True)
-        for pictures, message, _ in show(*values):
-            yield pictures, message
+        values = (prompt, candidates, keep, top_k, top_p, temperature, seed, guidance, checkpoint, picture, rows)
+        for pictures, shown in steps(values, is_pinned=True):
+            yield pictures, shown.message
 
     draw_button, stop_button = buttons
     one_at_a_time = dict(concurrency_limit=1, concurrency_id="drawing")
-    begins = [draw_button.click, inputs[0].submit]
-    gr.on(begins, None, None, [draw_button, stop_button], js=ON_DRAW)  # in front: the browser goes through them in turn
-    drawing = gr.on(
-        begins,
-        show,
-        [*inputs, *completion],
-        [gallery, message, last],
-        api_visibility="private",
-        show_progress_on=[message],
-        **one_at_a_time,
-    )
+    drawings = []
+    for begins, function, more in (
+        ([draw_button.click, inputs[0].submit], show, []),
+        ([after.again.click], show_again, []),
+        ([after.vary.click], show_varied, [last, after.chosen]),
+    ):
+        # In front: the browser goes through them in turn.
+        gr.on(begins, None, None, [draw_button, stop_button, *hidden], js=ON_DRAW)
+        drawing = gr.on(
+            begins,
+            function,
+            [*inputs, *completion, *more],
+            [gallery, message, last],
+            api_visibility="private",
+            show_progress_on=[message],
+            **one_at_a_time,
+        )
+        drawings.append(drawing)
+        for ends in (drawing.then, drawing.failure):  # what fails has no `then` in the browser
+            ends(None, [stop_button], [draw_button, stop_button, message], js=ON_END)
     # For programs and agents: Gradio 6.31 cannot answer agents where an output is a state.
     gr.Button(visible=False).click(
-        draw, [*inputs, *completion[:2]], [gallery, message], api_name="draw", **one_at_a_time
+        draw, [*inputs, *completion[:2]], [gallery, gr.Textbox(visible=False)], api_name="draw", **one_at_a_time
     )
-    drawing.success(_show_details, [last], [link, *seen], queue=False, show_progress="hidden", api_visibility="private")
-    stop_button.click(None, None, [stop_button], js=ON_STOP, cancels=[drawing])
-    for ends in (drawing.then, drawing.failure):  # what fails has no `then` in the browser
-        ends(None, [stop_button], [draw_button, stop_button, message], js=ON_END)
-    return drawing
+    stop_button.click(None, None, [stop_button], js=ON_STOP, cancels=drawings)
+    return drawings
+
+
+def _wire_after(
+    inputs: list[gr.components.Component],
+    outputs: tuple[gr.Gallery, gr.HTML, gr.State],
+    after: After,
+    beside: tuple[gr.HTML, gr.Gallery],
+    seen: list[gr.components.Component],
+    drawings: Sequence[gr.events.Dependency],
+) -> None:
+    gallery, message, last = outputs
+    link, earlier = beside
+    kept, seed = gr.State(()), inputs[NAMES.index("seed")]
+    others = [item for item in inputs if item is not seed]
+    details = [after.row, link, after.all_files, after.vary, after.share, after.chosen, seed]
+
+    def show_details(drawing: KeptDrawing) -> list[Any]:
+        shown = drawing.shown
+        return [
+            gr.update(visible=True),
+            _link(shown) + _said(shown.link_message),
+            str(zipped(drawing, Path(get_upload_folder()))),
+            VARY_BEST,
+            gr.update(value="Share", interactive=bool(shown.query)),
+            0,
+            drawing.request.seed,
+        ]
+
+    def end(shown: Shown | None, drawn: Sequence[KeptDrawing]) -> list[Any]:
+        if shown is None or shown.request is None:
+            return [gr.update(visible=False), "", *[gr.skip()] * 7, *[gr.update(visible=False)] * len(seen)]
+        drawn = with_newest(drawn, KeptDrawing(shown=shown.without_pictures(), files=_files(shown.drawn)))
+        overview = [(one.files[0][0], one.request.prompt) for one in drawn]
+        return [
+            *show_details(drawn[0]), drawn, gr.update(value=overview, visible=len(drawn) > 1), *_show_seen(shown)
+        ]  # fmt: skip
+
+    def come_back(drawn: Sequence[KeptDrawing], event: gr.SelectData) -> list[Any]:
+        drawing = drawn[event.index]
+        return [
+            drawing.files, _said(drawing.shown.message), drawing.shown,
+            *show_details(drawing),
+            *(getattr(drawing.request, name) for name in NAMES if name != "seed"),
+            *[gr.update(visible=False)] * len(seen),
+        ]  # fmt: skip
+
+    def choose(event: gr.SelectData) -> tuple[int, str]:
+        return event.index, f"Vary picture {event.index + 1}"
+
+    quiet = dict(queue=False, show_progress="hidden", api_visibility="private")
+    for drawing in drawings:
+        drawing.success(end, [last, kept], [*details, kept, earlier, *seen], **quiet)
+    earlier.select(come_back, [kept], [gallery, message, last, *details, *others, *seen], **quiet)
+    gallery.select(choose, None, [after.chosen, after.vary], **quiet)
+    after.share.click(None, None, [after.share], js=ON_SHARE)
 
 
 def _wire_opening(
     interface: gr.Blocks,
     desk: DrawingDesk,
     inputs: list[gr.components.Component],
-    told: tuple[gr.Textbox, gr.Checkbox],
+    told: tuple[gr.HTML, gr.Checkbox],
     speed: gr.Markdown,
-    drawing: gr.events.Dependency,
+    drawings: Sequence[gr.events.Dependency],
 ) -> None:
     message, is_pinned = told
     candidates, guidance, checkpoint = (inputs[NAMES.index(name)] for name in ("candidates", "guidance", "checkpoint"))
@@ -259,16 +362,16 @@ def _wire_opening(
                 return [gr.skip()] * (len(NAMES) + 2)
             if not asked.prompt:
                 chosen = [asked.checkpoint if name == "checkpoint" else gr.skip() for name in NAMES]
-                return [*chosen, "The link's checkpoint is selected: type a prompt.", gr.skip()]
+                return [*chosen, _said("The link's checkpoint is selected: type a prompt."), gr.skip()]
             asked.options(desk.max_candidates)
         except ValueError as error:
-            return [gr.skip()] * len(NAMES) + [f"The link cannot be used. {error}", gr.skip()]
+            return [gr.skip()] * len(NAMES) + [_said(f"The link cannot be used. {error}"), gr.skip()]
         said = "The link's prompt and settings are filled in: press Draw."
-        return [*(getattr(asked, name) for name in NAMES), said, True]
+        return [*(getattr(asked, name) for name in NAMES), _said(said), True]
 
     def list_checkpoints(shown: str) -> tuple[Any, Any]:
         choices, problem = desk.choices()
-        return gr.Dropdown(choices=choices), f"{shown} {problem}" if problem else gr.skip()
+        return gr.Dropdown(choices=choices), shown + _said(problem) if problem else gr.skip()
 
     def tell_speed(candidates: float | None, guidance: float | None) -> str:
         return desk.speed.sentence(int(candidates or 1), is_guided=(guidance or 1) != 1)
@@ -277,7 +380,7 @@ def _wire_opening(
     interface.load(open_link, None, [*inputs, message, is_pinned], **quiet).then(
         list_checkpoints, [message], [checkpoint, message], **quiet
     )
-    for listen in (interface.load, candidates.change, guidance.change, drawing.success):
+    for listen in (interface.load, candidates.change, guidance.change, *(drawing.success for drawing in drawings)):
         listen(tell_speed, [candidates, guidance], [speed], **quiet)
 
 
@@ -286,38 +389,43 @@ def _wire_reel(
     reel: ReelPictures,
     prompt: gr.Textbox,
     by_itself: gr.Gallery,
-    drawing: gr.events.Dependency,
+    examples: gr.Dataset,
 ) -> None:
-    def show() -> Any:
+    has_examples = bool(examples.raw_samples)
+
+    def show() -> tuple[Any, Any]:
         epoch, pictures = reel.newest()
+        if not pictures:
+            return gr.skip(), gr.skip()
         label = f"What the model drew after epoch {epoch:,}: press one to take its caption"
-        return gr.update(value=_files(pictures), label=label, visible=True) if pictures else gr.skip()
+        captions = gr.skip() if has_examples else gr.Dataset(samples=[[words] for _, words in pictures], visible=True)
+        return gr.update(value=_files(pictures), label=label, visible=True), captions
 
     def take(event: gr.SelectData) -> Any:
         _, pictures = reel.newest()
         return pictures[event.index][1] if 0 <= event.index < len(pictures) else gr.skip()
 
     quiet = dict(queue=False, show_progress="hidden", api_visibility="private")
-    interface.load(show, None, [by_itself], **quiet)
+    interface.load(show, None, [by_itself, examples], **quiet)
     by_itself.select(take, None, [prompt], **quiet)
-    drawing.success(lambda: gr.update(visible=False), None, [by_itself], **quiet)
+    examples.click(lambda sample: sample[0], [examples], [prompt], **quiet)
 
 
-def _show_details(shown: Shown | None, request: gr.Request) -> list[Any]:
-    if shown is None or not shown.drawn:
-        return [gr.update(visible=False)] * 5
-    # The browser names the page it is on; only this visitor sees the link.
-    page = (request.headers.get("referer") or str(request.request.base_url)).partition("?")[0]
-    link = f"{page}?{shown.query}" if shown.query else shown.link_message
+def _show_seen(shown: Shown) -> list[Any]:
     galleries = [beside_results(shown)]
     galleries += [
         with_words(each) for each in ((shown.seen.by_picture, shown.seen.by_caption) if shown.seen else ((), ()))
     ]
     return [
-        gr.update(value=link, visible=True, info=shown.link_message if shown.query else None),
         gr.update(value=shown.seen_message, visible=bool(shown.seen_message)),
         *(gr.update(value=_files(pictures), visible=bool(pictures)) for pictures in galleries),
     ]
+
+
+def _link(shown: Shown) -> str:
+    # Only the browser knows the address that it sees the page at.
+    query = escaped(f"?{shown.query}")
+    return f'<p>Link to these pictures: <a href="{query}">{query}</a></p>' if shown.query else ""
 
 
 def _show_upload(path: str | None) -> tuple[Any, Any]:
@@ -328,6 +436,10 @@ def _show_upload(path: str | None) -> tuple[Any, Any]:
     except (ValueError, OSError) as error:
         return gr.update(value=None, visible=False), gr.update(value=str(error), visible=True)
     return gr.update(value=_file(square), visible=True), gr.update(visible=False)
+
+
+def _said(text: str) -> str:
+    return f"<p>{escaped(text)}</p>" if text else ""
 
 
 def _files(pictures: Sequence[Labelled]) -> list[tuple[str, str]]:
@@ -348,14 +460,15 @@ def main() -> None:
     prepare_hub_client()
     try:
         settings = DrawingSettings.from_environment(os.environ)
+        page = RunPage.from_environment("text_to_image_demo", os.environ)
     except ValueError as error:
         raise SystemExit(one_line(error)) from None
     if settings.training_index is None:  # for the owner's log; visitors need not know
         print(f'"Seen in training?" is not shown: build an index with `{BUILD_COMMAND}` and set TRAINING_INDEX.')
     interface = build_interface(settings).queue(max_size=settings.max_queue)
-    guarded = own_pages_only(os.environ)
+    guarded = own_pages_only(os.environ, page.middleware())
     interface.launch(
-        css=PAGE_STYLE + STYLE, js=CRISP, max_file_size=LARGEST_UPLOAD, mcp_server=True, app_kwargs=guarded
+        css=PAGE_STYLE + STYLE, js=ON_LOAD, max_file_size=LARGEST_UPLOAD, mcp_server=True, app_kwargs=guarded
     )
 
 

@@ -21,6 +21,7 @@ from pipelines.tools.pages.dashboard.programs import SPANS
 from pipelines.tools.pages.dashboard.settings import DashboardSettings
 from pipelines.tools.pages.own_pages import own_pages_only
 from pipelines.tools.pages.page_style import PAGE_STYLE
+from pipelines.tools.pages.run_pages import RunPage
 from pipelines.tools.pages.table_order import Columns, next_order
 
 SECONDS_BETWEEN_LOOKS = 2.0
@@ -153,11 +154,12 @@ def main() -> None:
     prepare_hub_client()
     try:
         settings = DashboardSettings.from_environment(os.environ)
+        page = RunPage.from_environment("training_dashboard", os.environ)
     except ValueError as error:
         raise SystemExit(one_line(error)) from None
     with Dashboard(settings) as dashboard:
         interface = build_interface(dashboard).queue(max_size=512)
-        web = dict(routes=routes(dashboard)) | own_pages_only(os.environ)
+        web = dict(routes=routes(dashboard)) | own_pages_only(os.environ, page.middleware())
         interface.launch(css=PAGE_STYLE + STYLE, app_kwargs=web, mcp_server=True)
 
 

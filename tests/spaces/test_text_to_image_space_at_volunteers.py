@@ -143,7 +143,7 @@ QUEUE_HAS = """async (number) => {
 def test_a_visitor_sees_previews_and_who_drew_the_pictures(run, address, client, size, tmp_path):
     run.serve("--name", HOSTILE_NAME, "--max-codes-per-second", 40)
     with watched_page(address, size) as page:
-        status = page.get_by_label("Status")
+        status = page.locator("#status")
         status.wait_for()
         page.get_by_text("Volunteers draw on their machines: they can read your prompt").wait_for()
         page.evaluate(
@@ -154,7 +154,7 @@ def test_a_visitor_sees_previews_and_who_drew_the_pictures(run, address, client,
         page.get_by_label("number input for Candidates").fill("8")
         press_draw(page, "a red star")
         wait_for_status(page, re.escape(UNCHECKED))
-        assert SHOWN_NAME in status.input_value()
+        assert SHOWN_NAME in status.inner_text()
         page.get_by_text(f", drawn by {SHOWN_NAME}").first.wait_for()
         assert page.evaluate("window.sawPreview") and page.title() == "Text to image, trained together"
         page.get_by_text(re.compile(r"8 candidates will take about \d+ s here \(volunteers' machines\)")).wait_for()

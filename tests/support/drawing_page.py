@@ -8,7 +8,7 @@ def wait_for_status(page: Any, pattern: str, seconds: float = 120) -> None:
     """Wait until the page says something."""
     from playwright.sync_api import expect
 
-    expect(page.get_by_label("Status")).to_have_value(re.compile(pattern), timeout=1000 * seconds)
+    expect(page.locator("#status p").first).to_have_text(re.compile(pattern), timeout=1000 * seconds)
 
 
 def press_draw(page: Any, prompt: str | None = None) -> None:

@@ -20,13 +20,14 @@ OWN_ADDRESS = "GRADIO_ROOT_PATH"
 """The variable with the address of a page behind a proxy, such as `https://my-page.example`."""
 
 
-def own_pages_only(environment: Mapping[str, str], *, has_login: bool = False) -> dict[str, Any]:
-    """Return what Gradio's `launch` takes as `app_kwargs`, so that pages of others are refused.
+def own_pages_only(environment: Mapping[str, str], *within: Middleware, has_login: bool = False) -> dict[str, Any]:
+    """Return what Gradio's `launch` takes as `app_kwargs`, so that pages of others are refused; `within` is for others.
 
     On the Hub only if visitors log in: other pages may use the rest, as programs do.
     """
     is_on_hub = bool(environment.get("SPACE_ID"))
-    return dict(middleware=[Middleware(OwnPages, environment=environment)] if has_login or not is_on_hub else [])
+    guard = [Middleware(OwnPages, environment=environment)] if has_login or not is_on_hub else []
+    return dict(middleware=[*guard, *within])
 
 
 def refusal(host: str, origin: str | None, environment: Mapping[str, str]) -> str:

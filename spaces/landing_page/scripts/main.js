@@ -149,9 +149,10 @@ function showSettings({ hub, run, spaces, sourceCode }) {
   }
   for (const place of document.querySelectorAll("[data-space]")) {
     const space = spaces[place.dataset.space];
-    if (space) place.replaceChildren(outwardLink(space, SPACE_LINKS[place.dataset.space]));
+    if (space) place.replaceChildren(outwardLink(space, place.textContent || SPACE_LINKS[place.dataset.space]));
     else (place.closest("[data-needs-space]") ?? place).hidden = true;
   }
+  document.querySelector(".pages").hidden = !document.querySelector(".pages a");
   byId("source-code").hidden = !sourceCode;
   if (sourceCode) byId("source-code").replaceChildren(outwardLink(sourceCode, "Source code"));
 }

@@ -102,13 +102,14 @@ def headline_html(settings: DashboardSettings, head: Headline) -> str:
     tiles = "".join(
         f"<div><dt>{name}</dt><dd>{escaped(value)}{_small(more)}</dd></div>" for name, value, more in figures
     )
+    on_hub = link(f"{current_endpoint()}/{settings.run}", "The run on the Hub")
     return (
         f'<div class="board"><h1>{escaped(settings.run)}</h1>'
         f'<div class="progress" role="progressbar" aria-label="epochs" aria-valuemin="0" aria-valuemax="100" '
         f'aria-valuenow="{100 * share:.1f}"><span style="width:{100 * share:.2f}%"></span></div>'
         f'<p role="status"><b>{escaped(condition.state)}</b> {escaped(condition.sentence)} '
         f"{_next_step(settings, condition)}</p>"
-        f'<dl class="tiles">{tiles}</dl>{_links(settings, condition)}</div>'
+        f'<dl class="tiles">{tiles}</dl><p>{on_hub}</p></div>'
     )
 
 
@@ -147,14 +148,6 @@ def now_html(names: Sequence[str], began: float, view: HubView, *, is_live: bool
 
 def _small(text: str) -> str:
     return f'<small title="interval of 95 %">{escaped(text)}</small>' if text else ""
-
-
-def _links(settings: DashboardSettings, condition: RunCondition) -> str:
-    places = [("The run on the Hub", f"{current_endpoint()}/{settings.run}"), ("Draw with it", settings.demo_space)]
-    if condition.state is not RunPhase.OVER:
-        places += [("Join it", settings.join_space), ("What fits your machine", settings.calculator_space)]
-    shown = "".join(f"<li>{link(address, name)}</li>" for name, address in places if address)
-    return f'<ul class="links">{shown}</ul>'
 
 
 def link(address: str, text: str) -> str:

@@ -4,9 +4,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
-from urllib.parse import urlsplit
 
-from hub_tools.endpoint import current_endpoint
+from pipelines.tools.pages.run_pages import space_address
 
 REPOSITORY = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}", re.ASCII)
 
@@ -24,9 +23,6 @@ class DashboardSettings:
     join_space: str = ""
     """Address of the Space through which people join."""
 
-    calculator_space: str = ""
-    """Address of the Space that says what fits on which machine."""
-
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Self:
         """Read the settings.
@@ -39,7 +35,7 @@ class DashboardSettings:
             raise ValueError("RUN is not set. Name the run to show: RUN=ORG/RUN")
         if not REPOSITORY.fullmatch(run):
             raise ValueError(f"RUN is {run[:80]!r}; expected the name of a repository: RUN=ORG/RUN")
-        spaces = ("DEMO_SPACE", "JOIN_SPACE", "CALCULATOR_SPACE")
+        spaces = ("DEMO_SPACE", "JOIN_SPACE")
         return cls(run=run, **{name.lower(): space_address(name, environment.get(name, "")) for name in spaces})
 
 
@@ -49,16 +45,3 @@ def other_run(value: str, own: str) -> str:
     if value and not REPOSITORY.fullmatch(value):
         raise ValueError(f"{value[:80]!r} is not the name of a run; expected ORG/RUN.")
     return "" if value == own else value
-
-
-def space_address(name: str, value: str) -> str:
-    """Return the address of a Space, given as an address or as `ORG/SPACE`; raises ValueError for anything else."""
-    value = value.strip()
-    if not value:
-        return ""
-    if REPOSITORY.fullmatch(value):
-        return f"{current_endpoint()}/spaces/{value}"
-    parts = urlsplit(value)
-    if parts.scheme in ("http", "https") and parts.hostname:
-        return value
-    raise ValueError(f"{name} is {value[:80]!r}; expected a Space, ORG/SPACE, or an address with https://")

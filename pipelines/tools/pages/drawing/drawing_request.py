@@ -13,6 +13,7 @@ from pipelines.tasks.text_to_image.generation.generation_options import Generati
 
 NEWEST = "newest"
 CHECKPOINT_NAME = re.compile(r"newest|epoch-\d{1,12}|[0-9a-f]{40}")
+IN_EVERY_LINK = ("prompt", "seed")
 MAX_PROMPT_CHARACTERS = 10_000
 MAX_QUERY_CHARACTERS = 6_000
 """Servers and browsers accept addresses of about 8,000 characters."""
@@ -69,8 +70,14 @@ class DrawingRequest:
         )
 
     def to_query(self) -> str:
-        """Return the query of a link that asks for the same; ValueError if it is too long for browsers."""
-        query = urlencode({field.name: getattr(self, field.name) for field in fields(self)})
+        """Return the query of a link that asks for the same; ValueError if it is too long for browsers.
+
+        What has its default is left out: the link is read, and typed, by people.
+        """
+        told = (
+            field for field in fields(self) if field.name in IN_EVERY_LINK or getattr(self, field.name) != field.default
+        )
+        query = urlencode({field.name: getattr(self, field.name) for field in told})
         if len(query) > MAX_QUERY_CHARACTERS:
             raise ValueError(
                 f"The prompt is too long for a link: {len(query):,} of {MAX_QUERY_CHARACTERS:,} characters."

@@ -55,7 +55,7 @@ class PublishedCheckpoints:
         self._load, self._clock = load, clock
         self._loaded: Checkpoint | None = None
         self._newest_commit: str | None = None
-        self._epochs: tuple[float, list[str]] | None = None
+        self._epochs: tuple[float, dict[str, str]] | None = None
         self._lock = threading.Lock()
 
     def get(self, version: str = NEWEST) -> Checkpoint:
@@ -73,13 +73,24 @@ class PublishedCheckpoints:
 
     def epochs(self) -> list[str]:
         """Return the tags `epoch-N` of the run, newest first; empty for a folder. Raises one of `HUB_ERRORS`."""
+        return list(self._tags())
+
+    def short_name(self, commit: str) -> str:
+        """Return the tag `epoch-N` of a commit, or the commit if it has none or the Hub is away."""
+        try:
+            return next((tag for tag, tagged in self._tags().items() if tagged == commit), commit)
+        except HUB_ERRORS:
+            return commit
+
+    def _tags(self) -> dict[str, str]:
+        """Return the commits of the tags `epoch-N`, newest first."""
         if Path(self.name).is_dir():
-            return []
+            return {}
         now = self._clock()
         if self._epochs is None or now - self._epochs[0] > SECONDS_BETWEEN_LISTS:
-            tags = [tag.name for tag in HfApi().list_repo_refs(self.name).tags]
+            tags = {tag.name: tag.target_commit for tag in HfApi().list_repo_refs(self.name).tags}
             found = {int(match[1]): match[0] for tag in tags if (match := EPOCH_TAG.fullmatch(tag))}
-            self._epochs = now, [found[epoch] for epoch in sorted(found, reverse=True)]
+            self._epochs = now, {found[epoch]: tags[found[epoch]] for epoch in sorted(found, reverse=True)}
         return self._epochs[1]
 
     def _commit(self, version: str) -> str | None:

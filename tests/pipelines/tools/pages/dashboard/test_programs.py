@@ -106,7 +106,7 @@ def test_settings_name_spaces_or_addresses():
     settings = DashboardSettings.from_environment(
         {"RUN": " org/run ", "DEMO_SPACE": "org/demo", "JOIN_SPACE": "https://join.example/x"}
     )
-    assert (settings.run, settings.join_space, settings.calculator_space) == ("org/run", "https://join.example/x", "")
+    assert (settings.run, settings.join_space) == ("org/run", "https://join.example/x")
     assert settings.demo_space.endswith("/spaces/org/demo")
 
 

@@ -14,6 +14,13 @@ def test_a_link_gives_back_the_request(prompt):
     assert DrawingRequest.from_query(dict(parse_qsl(request.to_query()))) == request
 
 
+def test_a_link_has_the_prompt_the_seed_and_what_is_not_the_default():
+    assert DrawingRequest(prompt="a red star", seed=7).to_query() == "prompt=a+red+star&seed=7"
+    assert DrawingRequest(prompt="a", keep=2, checkpoint="epoch-12").to_query() == (
+        "prompt=a&keep=2&seed=0&checkpoint=epoch-12"
+    )
+
+
 def test_what_a_link_leaves_out_has_its_default_and_foreign_parameters_are_left_alone():
     assert DrawingRequest.from_query({"__theme": "dark"}) is None
     assert DrawingRequest.from_query({"checkpoint": "epoch-300"}) == DrawingRequest(prompt="", checkpoint="epoch-300")
