@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 TRACEBACK_VARIABLE = "DALLE_COLLAB_TRACEBACK"
 OUR_PACKAGES = frozenset({"hub_tools", "pipelines", "modeling_dalle_collab", "dalle_collab"})
 CLIENT_PACKAGES = frozenset({"huggingface_hub", "httpx", "httpx2", "datasets"})
+CANNOT_REACH = "Cannot reach the Hub at"
+"""How the line of an error begins, if nothing answers."""
+
 INTERRUPTED_EXIT_CODE = 130
 DISK_IS_FULL = re.compile(r"no space left|file too large|quota exceeded|disk is full", re.IGNORECASE)
 """What libraries that are not written in Python say of it, in errors of their own."""
@@ -216,7 +219,7 @@ def _explain_connection_error(error: BaseException) -> str | None:
             "Check HTTPS_PROXY and ALL_PROXY, with name and password if it wants a login"
         )
     return (
-        f"Cannot reach the Hub at {current_endpoint()} ({error}). Check HF_ENDPOINT and that the Hub runs; "
+        f"{CANNOT_REACH} {current_endpoint()} ({error}). Check HF_ENDPOINT and that the Hub runs; "
         "for a Hub on this machine: hub-tools serve --root FOLDER"
     )
 

@@ -20,7 +20,7 @@ from hub_tools.processes.process_group import (
     is_worker,
     run_as_worker,
 )
-from pipelines.command_line.terminal.consoles import LogLines, OneLineFormatter
+from pipelines.command_line.terminal.consoles import FoldsRepetitions, LogLines, OneLineFormatter
 from pipelines.command_line.terminal.peer_names import PeerNames
 
 logger = logging.getLogger(__name__)
@@ -58,12 +58,14 @@ def _start_logging(names: PeerNames, *, shows_everything: bool) -> Console:
     how = dict(name_peers=names.put_into, shows_tracebacks=shows_everything)
     handler: logging.Handler
     if console.is_terminal:
-        handler = RichHandler(console=console, show_path=False, markup=False, rich_tracebacks=False)
-        handler.setFormatter(OneLineFormatter("%(message)s", **how))
+        # Lines above the progress, which stays; columns for time and level would take half of a terminal.
+        handler = RichHandler(console=console, show_time=False, show_level=False, show_path=False, markup=False)
     else:
         handler = logging.StreamHandler()
-        handler.setFormatter(OneLineFormatter(**how))
         console = LogLines.console()
+    handler.setFormatter(OneLineFormatter(**how))
+    if not shows_everything:
+        handler.addFilter(FoldsRepetitions())
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     logging.getLogger("pipelines").setLevel(logging.DEBUG if shows_everything else logging.INFO)
     if not shows_everything:
