@@ -11,7 +11,7 @@ from multiprocessing.sharedctypes import RawArray
 from rich.console import Console
 
 from hub_tools.counted import counted, duration
-from hub_tools.one_line_errors import CANNOT_REACH, CLIENT_PACKAGES
+from hub_tools.one_line_errors import CANNOT_REACH, CLIENT_PACKAGES, with_run_named
 from hub_tools.printing.consoles import UNWRAPPED, PrintableConsole
 from hub_tools.printing.printable import one_line
 
@@ -120,7 +120,7 @@ class OneLineFormatter(logging.Formatter):
         shown = record if self._shows_tracebacks else _without_traceback(record)
         text = ATTEMPTS.sub(
             lambda found: f" ({counted(found.group().count('* ['), 'address', 'addresses')} tried) ",
-            self._name_peers(super().format(shown)),
+            self._name_peers(with_run_named(super().format(shown))),
         )
         return one_line(text, MOST_CHARACTERS)
 

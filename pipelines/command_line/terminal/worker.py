@@ -58,6 +58,9 @@ def _start_logging(names: PeerNames, *, shows_everything: bool) -> Console:
     how = dict(name_peers=names.put_into, shows_tracebacks=shows_everything)
     handler: logging.Handler
     if console.is_terminal:
+        from huggingface_hub.utils import disable_progress_bars
+
+        disable_progress_bars()  # the progress is there already
         # Lines above the progress, which stays; columns for time and level would take half of a terminal.
         handler = RichHandler(console=console, show_time=False, show_level=False, show_path=False, markup=False)
     else:
