@@ -9,6 +9,7 @@ import threading
 
 import typer
 from rich.console import Console
+from rich.highlighter import NullHighlighter
 from rich.logging import RichHandler
 
 from hub_tools.one_line_errors import TRACEBACK_VARIABLE
@@ -62,7 +63,9 @@ def _start_logging(names: PeerNames, *, shows_everything: bool) -> Console:
 
         disable_progress_bars()  # the progress is there already
         # Lines above the progress, which stays; columns for time and level would take half of a terminal.
-        handler = RichHandler(console=console, show_time=False, show_level=False, show_path=False, markup=False)
+        handler = RichHandler(
+            console=console, show_time=False, show_level=False, show_path=False, highlighter=NullHighlighter()
+        )
     else:
         handler = logging.StreamHandler()
         console = LogLines.console()
@@ -78,9 +81,10 @@ def _start_logging(names: PeerNames, *, shows_everything: bool) -> Console:
 
 def _keep_libraries_quiet() -> None:
     """Let only our own lines through: a peer that vanishes is an everyday event, which they say in one line each."""
-    # Deprecations, and loops and streams of hivemind that end with the process or with a stranger's connection.
+    # Deprecations; loops and streams of hivemind that end with the process or with a stranger's connection; each try of
+    # the Hub's client.
     logging.captureWarnings(True)
-    for name in ("py.warnings", "asyncio"):
+    for name in ("py.warnings", "asyncio", "huggingface_hub"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     threading.excepthook = _say_which_thread_ended
     sys.unraisablehook = lambda unraisable: logger.debug("%s", unraisable.err_msg, exc_info=unraisable.exc_value)
