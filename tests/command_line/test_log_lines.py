@@ -12,7 +12,7 @@ import httpx2
 import pytest
 from swarm_of_processes import tiny_run
 
-from hub_tools.one_line_errors import explain_error
+from hub_tools.one_line_errors import explain_error, note_run, with_run_named
 from pipelines.command_line.terminal.consoles import (
     FOLD_SECONDS,
     MOST_CHARACTERS,
@@ -21,7 +21,12 @@ from pipelines.command_line.terminal.consoles import (
     OneLineFormatter,
 )
 from pipelines.command_line.terminal.peer_names import LONGEST_NAME, NUM_BYTES, PeerNames, users_by_peer
-from pipelines.command_line.terminal.training_peer import duration_words, standing_words, traffic_words
+from pipelines.command_line.terminal.training_peer import (
+    Session,
+    duration_words,
+    standing_words,
+    traffic_words,
+)
 from pipelines.core.peer.entering import admitted
 from pipelines.core.swarm.network_options import NetworkOptions
 from pipelines.core.swarm.node import open_dht
@@ -214,3 +219,25 @@ def test_a_volunteer_is_told_the_bytes_of_the_session_and_what_all_sessions_have
     standing = Standing(place=3, num_contributors=1_200, samples=45_000, share=0.0423)
     expected = "45,000 samples credited in all sessions: place 3 of 1,200, 4.2% of all"
     assert standing_words(standing, "samples") == expected
+
+
+def test_the_progress_of_a_large_run_fits_a_terminal_of_80_columns_and_says_how_long_it_takes():
+    report = SimpleNamespace(
+        epoch=12_345, epoch_loss=5.4321, num_peers=123, swarm_samples_per_second=1_234.5, num_samples=1_234_567,
+        samples_per_second=123.4, share_averaged=1.0, bytes_per_sample=123_456.0,
+    )  # fmt: skip
+    run, session = tiny_run(num_epochs=30_000), Session("org/run", "alice")
+    lines = session.progress(report, run), session.own_part(report, run), session.totals(run)
+    assert all(len(line) <= 78 for line in lines), lines
+    assert "epoch 12,345/30,000" in lines[0] and lines[0].endswith("about 8 min left")
+
+
+def test_a_command_in_a_message_names_the_run_that_this_command_is_for():
+    said = "No list. Start one: dalle-collab run assist ORG/RUN --stay. Expected a Hub repository ORG/RUN."
+    assert with_run_named(said) == said
+    try:
+        assert note_run("my-org/birds") == "my-org/birds"
+        assert with_run_named(said) == said.replace("assist ORG/RUN", "assist my-org/birds")
+    finally:
+        note_run("a folder")
+    assert with_run_named(said) == said

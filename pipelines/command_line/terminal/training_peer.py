@@ -208,7 +208,7 @@ class Session:
             batch_size=run.samples_per_epoch, samples_per_second=report.swarm_samples_per_second,
         )  # fmt: skip
         return (
-            f"epoch {report.epoch:,}/{run.num_epochs:,}  loss {report.epoch_loss:.4f}  "
+            f"epoch {report.epoch:,}/{run.num_epochs:,}  loss {report.epoch_loss:.3f}  "
             f"{counted(report.num_peers, 'peer')}, {report.swarm_samples_per_second:,.1f} {run.unit}/s"
             + ("" if left is None else f"  {duration_words(left)} left")
         )
