@@ -203,13 +203,14 @@ class Session:
         if self._first is None:
             self._first = (report.epoch, now)
         first, since = self._first
+        speed = report.swarm_samples_per_second
         left = seconds_left(
             first, report.epoch, run.num_epochs, seconds=now - since,
-            batch_size=run.samples_per_epoch, samples_per_second=report.swarm_samples_per_second,
+            batch_size=run.samples_per_epoch, samples_per_second=speed,
         )  # fmt: skip
         return (
             f"epoch {report.epoch:,}/{run.num_epochs:,}  loss {report.epoch_loss:.3f}  "
-            f"{counted(report.num_peers, 'peer')}, {report.swarm_samples_per_second:,.1f} {run.unit}/s"
+            f"{counted(report.num_peers, 'peer')}, {speed:,.{0 if speed >= 1000 else 1}f} {run.unit}/s"
             + ("" if left is None else f"  {duration_words(left)} left")
         )
 
