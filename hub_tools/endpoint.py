@@ -17,6 +17,9 @@ PRIVATE_HUB_SETTINGS = {
     "HF_UPDATE_DOWNLOAD_COUNTS": "0",
 }
 
+BARS_THAT_GO = {"TQDM_DELAY": "2", "TQDM_LEAVE": ""}
+"""Bars of libraries are for what takes long, and are gone with it: none remains between lines or after a result."""
+
 
 def current_endpoint() -> str:
     """Return the Hub's address that the clients use, without a trailing slash."""
@@ -45,6 +48,8 @@ def prepare_hub_client() -> None:
             vars(constants).update(HF_HUB_DISABLE_XET=True, HF_HUB_DISABLE_TELEMETRY=True)
     if not sys.stderr.isatty():  # a bar in a file is a line for each of its steps
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    for name, value in BARS_THAT_GO.items():
+        os.environ.setdefault(name, value)
     # Where files are asked for by patterns, there may be none yet, as in a run that has just been created.
     logging.getLogger("huggingface_hub._snapshot_download").addFilter(_says_something)
     from hub_tools.hub_client import install_hub_client  # imports the client, which reads the settings above

@@ -25,10 +25,33 @@ if TYPE_CHECKING:
 TRACEBACK_VARIABLE = "DALLE_COLLAB_TRACEBACK"
 OUR_PACKAGES = frozenset({"hub_tools", "pipelines", "modeling_dalle_collab", "dalle_collab"})
 CLIENT_PACKAGES = frozenset({"huggingface_hub", "httpx", "httpx2", "datasets"})
+CANNOT_REACH = "Cannot reach the Hub at"
+"""How the line of an error begins, if nothing answers."""
+
 INTERRUPTED_EXIT_CODE = 130
 DISK_IS_FULL = re.compile(r"no space left|file too large|quota exceeded|disk is full", re.IGNORECASE)
 """What libraries that are not written in Python say of it, in errors of their own."""
+MOST_OF_EXAMPLE = 74
+"""Characters of a line of an example, before its indentation and what joins it to the next one."""
+
 NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
+
+
+NAMELESS_RUN = re.compile(r"((?:dalle-collab (?:[\w-]+ )+|bucket=))ORG/RUN\b")
+"""A command in a message of what does not know which run it works for."""
+
+_run_of_command: list[str] = []
+
+
+def note_run(place: str) -> str:
+    """Note which run this process's command is for, if the place is a repository; return the place."""
+    _run_of_command[:] = [place] if re.fullmatch(r"[\w.-]+/[\w.-]+", place) and not Path(place).exists() else []
+    return place
+
+
+def with_run_named(text: str) -> str:
+    """Return a message whose commands have the name of the run that was noted, so that they can be pasted."""
+    return NAMELESS_RUN.sub(rf"\g<1>{_run_of_command[0]}", text) if _run_of_command else text
 
 
 def run_command_line(app: "Typer", prog_name: str) -> NoReturn:
@@ -76,14 +99,27 @@ def _run(command: Any, prog_name: str) -> None:
 def _join_help_lines(command: Any) -> None:
     """Join the lines of each paragraph of all help texts: typer keeps line breaks of the source in all but the first.
 
-    Paragraphs that are indented, or marked with a backspace character, stay as they are.
+    Examples, which are indented, are broken so that they can be pasted. What a backspace marks stays as it is.
     """
     paragraphs = (command.help or "").split("\n\n")
     command.help = "\n\n".join(
-        text if text.startswith((" ", "\b")) else " ".join(text.split("\n")) for text in paragraphs
+        text if text.startswith("\b") else _to_paste(text) if text.startswith(" ") else " ".join(text.split("\n"))
+        for text in paragraphs
     )
     for subcommand in getattr(command, "commands", {}).values():
         _join_help_lines(subcommand)
+
+
+def _to_paste(example: str) -> str:
+    """Return a command in lines that fit a terminal and that a shell joins, broken before options alone."""
+    lines = [""]
+    for part in re.split(r" (?=--)", " ".join(example.split())):
+        if lines[-1] and len(lines[-1]) + len(part) > MOST_OF_EXAMPLE:
+            lines[-1] += " \\"
+            lines.append("    " + part)
+        else:
+            lines[-1] += (" " if lines[-1] else "") + part
+    return "\n".join("  " + line for line in lines)
 
 
 def explain_error(error: BaseException) -> str:
@@ -216,11 +252,11 @@ def _explain_connection_error(error: BaseException) -> str | None:
             "Check HTTPS_PROXY and ALL_PROXY, with name and password if it wants a login"
         )
     return (
-        f"Cannot reach the Hub at {current_endpoint()} ({error}). Check HF_ENDPOINT and that the Hub runs; "
+        f"{CANNOT_REACH} {current_endpoint()} ({error}). Check HF_ENDPOINT and that the Hub runs; "
         "for a Hub on this machine: hub-tools serve --root FOLDER"
     )
 
 
 def _leave(prog_name: str, message: str, code: int) -> NoReturn:
-    print(f"{prog_name}: {message}", file=sys.stderr, flush=True)
+    print(f"{prog_name}: {with_run_named(message)}", file=sys.stderr, flush=True)
     sys.exit(code)

@@ -113,7 +113,7 @@ def evaluate(
     options = GenerationOptions(num_candidates=drawings, keep=1, seed=seed, batch_size=batch_size, sampling=sampling)
     asked = [(Subject(place=repository, revision=revision, codec=codec, precision=precision), options)]
     if compare is None:
-        refuse_given(context, "it has no effect without --compare ORG/RUN", *COMPARED)
+        refuse_given(context, "it has no effect without --compare OTHER", *COMPARED)
     else:
         asked.append(_compared(compare, context.params, *asked[0]))
     sources = _labelled_sources(context, token_classification, sentence_classification)

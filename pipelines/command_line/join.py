@@ -3,7 +3,7 @@
 import contextlib
 import math
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -19,6 +19,10 @@ from pipelines.command_line.jobs.job_options import (
 )
 from pipelines.command_line.terminal import setting_options as shared
 
+_MACHINE: dict[str, Any] = dict(rich_help_panel="This machine")
+_LEAVING: dict[str, Any] = dict(rich_help_panel="When to leave")
+_PROGRAMS: dict[str, Any] = dict(rich_help_panel="For programs")
+
 HOURS_TO_LEAVE = 0.1
 """How long before its end a Job's peer begins to leave, so that it is not cut off in a round."""
 
@@ -26,37 +30,50 @@ HOURS_TO_LEAVE = 0.1
 def join(
     repository: shared.Run,
     micro_batch_size: Annotated[
-        str, typer.Option(help="Samples per local step; auto finds what memory and speed allow.")
+        str, typer.Option(help="Samples per local step; auto finds what memory and speed allow.", **_MACHINE)
     ] = "auto",
-    device: shared.Device = "auto",
-    num_devices: Annotated[str, typer.Option(help="Devices that act as one peer; auto takes all GPUs.")] = "auto",
-    precision: Annotated[str, typer.Option(help="auto, fp32, bf16 or fp16.")] = "auto",
-    compile_: Annotated[str, typer.Option("--compile", help="Compile the model: auto, on or off.")] = "auto",
-    client_mode: Annotated[bool, typer.Option("--client-mode", help="Accept no connections (firewall).")] = False,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.", **_MACHINE)] = "auto",
+    num_devices: Annotated[
+        str, typer.Option(help="Devices that act as one peer; auto takes all GPUs.", **_MACHINE)
+    ] = "auto",
+    precision: Annotated[str, typer.Option(help="auto, fp32, bf16 or fp16.", **_MACHINE)] = "auto",
+    compile_: Annotated[
+        str, typer.Option("--compile", help="Compile the model: auto, on or off.", **_MACHINE)
+    ] = "auto",
+    cpu_threads: Annotated[
+        int | None,
+        typer.Option(help="Threads for computing; default: OMP_NUM_THREADS, else what is fastest.", **_MACHINE),
+    ] = None,
+    shuffle_buffer: Annotated[int, typer.Option(help="Records in the shuffle buffer.", **_MACHINE)] = 2048,
+    max_load: Annotated[
+        float,
+        typer.Option(
+            help="Compute for at most this share of the time, in percent; the device rests in between.", **_MACHINE
+        ),
+    ] = 100.0,
+    max_gpu_memory: Annotated[
+        float | None,
+        typer.Option(help="Take at most this many GiB of each GPU; the rest is for other programs.", **_MACHINE),
+    ] = None,
+    max_hours: Annotated[float | None, typer.Option(help="Leave after this many hours.", **_LEAVING)] = None,
+    max_epochs: Annotated[int | None, typer.Option(help="Leave after this many epochs.", **_LEAVING)] = None,
+    client_mode: Annotated[
+        bool, typer.Option("--client-mode", help="Accept no connections (firewall).", **shared.NETWORK)
+    ] = False,
     relay: shared.Relay = False,
     bandwidth_limit: shared.BandwidthLimit = None,
     host: shared.Host = None,
     announce: shared.Announce = None,
     identity_file: shared.IdentityFile = None,
     send_token_to: shared.TokenHost = None,
-    cpu_threads: Annotated[
-        int | None, typer.Option(help="Threads for computing; default: OMP_NUM_THREADS, else what is fastest.")
-    ] = None,
-    shuffle_buffer: Annotated[int, typer.Option(help="Records in the shuffle buffer.")] = 2048,
-    max_epochs: Annotated[int | None, typer.Option(help="Leave after this many epochs.")] = None,
-    max_hours: shared.MaxHours = None,
-    max_load: Annotated[
-        float, typer.Option(help="Compute for at most this share of the time, in percent; the device rests in between.")
-    ] = 100.0,
-    max_gpu_memory: Annotated[
-        float | None, typer.Option(help="Take at most this many GiB of each GPU; the rest is for other programs.")
-    ] = None,
     startup_timeout: shared.StartupTimeout = 90.0,
     events: Annotated[
-        Path | None, typer.Option(help="Append a JSON line per epoch and per event (such as joining) to this file.")
+        Path | None,
+        typer.Option(help="Append a JSON line per epoch and per event (such as joining) to this file.", **_PROGRAMS),
     ] = None,
     event_seconds: Annotated[
-        float | None, typer.Option(help="Also write lines within an epoch, at most one in this many seconds.")
+        float | None,
+        typer.Option(help="Also write lines within an epoch, at most one in this many seconds.", **_PROGRAMS),
     ] = None,
     on_jobs: OnJobs = None,
     job_hours: JobHours = None,

@@ -21,20 +21,26 @@ app = typer.Typer(
         "Set HF_ENDPOINT to use a Hub other than huggingface.co, and HF_TOKEN (or `hf auth login`) to write to it."
     ),
 )
-app.command("start")(start.start)
-app.add_typer(data.app, name="data", help="Turn captioned pictures into a streamable dataset of image codes.")
-app.add_typer(codec.app, name="codec", help="Train, inspect and convert VQGAN codecs.")
-app.add_typer(clip.app, name="clip", help="Train a CLIP that ranks pictures, and rank with it.")
-app.add_typer(model.app, name="model", help="Convert and fine-tune models.")
-app.add_typer(run.app, name="run", help="Create, assist and inspect a training run.")
-app.command("join")(join.join)
-app.command("serve")(serve.serve)
-app.command("doctor")(doctor.doctor)
-app.command("generate")(generate.generate)
-app.command("write")(write.write)
-app.command("evaluate")(evaluate.evaluate)
-app.command("chaos")(chaos.chaos)
-app.add_typer(demo.app, name="demo", help="Run the whole system, small, on this machine.")
+VOLUNTEERS, USERS = "For volunteers", "For users of a model"
+ORGANISERS, DEVELOPERS = "For organisers of a run", "To try it out, and for developers"
+
+app.command("join", rich_help_panel=VOLUNTEERS)(join.join)
+app.command("serve", rich_help_panel=VOLUNTEERS)(serve.serve)
+app.command("doctor", rich_help_panel=VOLUNTEERS)(doctor.doctor)
+app.command("generate", rich_help_panel=USERS)(generate.generate)
+app.command("write", rich_help_panel=USERS)(write.write)
+app.command("evaluate", rich_help_panel=USERS)(evaluate.evaluate)
+app.add_typer(model.app, name="model", help="Convert and fine-tune models.", rich_help_panel=USERS)
+app.command("start", rich_help_panel=ORGANISERS)(start.start)
+for name, group, does in (
+    ("data", data.app, "Turn captioned pictures into a streamable dataset of image codes."),
+    ("codec", codec.app, "Train, inspect and convert VQGAN codecs."),
+    ("clip", clip.app, "Train a CLIP that ranks pictures, and rank with it."),
+    ("run", run.app, "Create, assist and inspect a training run."),
+):
+    app.add_typer(group, name=name, help=does, rich_help_panel=ORGANISERS)
+app.add_typer(demo.app, name="demo", help="Run the whole system, small, on this machine.", rich_help_panel=DEVELOPERS)
+app.command("chaos", rich_help_panel=DEVELOPERS)(chaos.chaos)
 
 
 def main() -> None:

@@ -9,6 +9,8 @@ import socket
 import subprocess
 import sys
 import time
+from datetime import datetime
+from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
@@ -72,7 +74,9 @@ def test_a_finished_run_is_not_trained_further(commands, training_material, with
 def test_dead_entry_addresses_name_the_auxiliary_peer_as_the_cure(commands, training_material, without_address):
     run = training_material.settings(without_address).replace(entry_addresses=(DEAD_ADDRESS,))
     training_material.copy_run("org/dead-run", without_address, training_run__json=run.to_json())
-    line = the_line(commands.run("join", "org/dead-run", "--host", LOOPBACK, is_worker=True))
+    done = commands.run("join", "org/dead-run", "--host", LOOPBACK, is_worker=True)
+    state, line = done.stderr.strip().splitlines()
+    assert state.endswith("org/dead-run: The run waits for its first epoch.")
     assert "No entry address of org/dead-run answers (1 tried: " in line
     assert line.endswith("dalle-collab run assist org/dead-run")
 
@@ -201,7 +205,7 @@ def test_a_port_that_is_taken_is_named_and_not_mistaken_for_a_swarm_that_is_down
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         host = f"/ip4/127.0.0.1/tcp/{taken.getsockname()[1]}"
-        line = the_line(commands.run(*command, repository, "--host", host, is_worker=True))
+        line = commands.run(*command, repository, "--host", host, is_worker=True).stderr.strip().splitlines()[-1]
     assert f"Cannot listen on {host} (" in line and "address already in use" in line
     assert "--host /ip4/0.0.0.0/tcp/PORT" in line
 
@@ -229,6 +233,15 @@ def wait_for_line(path, process, log, seconds=150):
     raise AssertionError(f"no event within {seconds} s: {log.read_text()}")
 
 
+def kill_in_a_round(material, log, *arguments):
+    """Let another peer train until it has ended an epoch with the others, then kill it."""
+    with material.commands.started_worker(log, *arguments, HF_TOKEN=material.hub.alice_token) as peer:
+        lines = wait_for_line(Path(arguments[-1]), peer, log)
+        while not any(line["event"] == "step" and line["num_peers"] > 1 for line in lines):
+            time.sleep(0.1)
+            lines = wait_for_line(Path(arguments[-1]), peer, log)
+
+
 @pytest.fixture(scope="module")
 def interrupted(training_material, tmp_path_factory):
     """What came of a trainer and an auxiliary peer that were interrupted in the middle of a run."""
@@ -245,6 +258,12 @@ def interrupted(training_material, tmp_path_factory):
             wait_for_line(events / "join", trainer, log / "join")
             while wait_for_line(events / "assist", auxiliary, log / "assist")[-1]["held_epoch"] < 1:
                 time.sleep(0.1)
+            before_kill = len((log / "join").read_text())
+            kill_in_a_round(training_material, log / "killed", *join, "--events", str(events / "killed"))
+            reached = wait_for_line(events / "assist", auxiliary, log / "assist")[-1]["held_epoch"]
+            while wait_for_line(events / "assist", auxiliary, log / "assist")[-1]["held_epoch"] < reached + 3:
+                time.sleep(0.1)
+            of_bystander = (log / "join").read_text()[before_kill:]
             family = family_of(trainer.pid)
             names = [process.name() for process in family]
             codes["join"] = interrupt(trainer)
@@ -256,7 +275,14 @@ def interrupted(training_material, tmp_path_factory):
     looks = wait_for_line(events / "assist", auxiliary, log / "assist")
     printed = {name: (log / name).read_text() for name in codes}
     return SimpleNamespace(
-        repository=repository, codes=codes, left=left, names=names, lines=lines, looks=looks, printed=printed
+        repository=repository,
+        codes=codes,
+        left=left,
+        names=names,
+        lines=lines,
+        looks=looks,
+        printed=printed,
+        of_bystander=of_bystander,
     )
 
 
@@ -276,6 +302,15 @@ def test_ctrl_c_in_mid_training_ends_a_trainer_and_the_auxiliary_peer_which_publ
     held = interrupted.looks[-1]["held_epoch"]
     assert state["epoch"] >= held >= 1 and interrupted.looks[-1]["published_epoch"] == 0
     assert NOT_FOR_PEOPLE.search("\n".join(interrupted.printed.values())) is None, interrupted.printed
+
+
+def test_a_peer_that_is_killed_is_at_most_one_line_on_the_terminal_of_another(interrupted):
+    said = [line for line in interrupted.of_bystander.splitlines() if " INFO epoch " not in line]
+    faults = [line for line in said if re.search(" (WARN|ERROR)", line)]
+    assert len(faults) <= 1, interrupted.of_bystander
+    assert interrupted.of_bystander.count(" INFO epoch ") >= 1 and "attempt" not in "".join(said)
+    datetime.fromisoformat(interrupted.printed["join"].split(" ")[0])
+    assert f"{interrupted.repository}: The run waits for its first epoch." in interrupted.printed["join"]
 
 
 def test_the_organisers_checklist_restores_the_checkpoint_and_finds_that_nobody_lets_peers_in(commands, interrupted):

@@ -4,19 +4,24 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+_JOBS: dict[str, Any] = dict(rich_help_panel="As a Job of the Hub")
 OnJobs = Annotated[
-    str | None, typer.Option(metavar="FLAVOR", help="Run as a Job of the Hub on this hardware, such as t4-small.")
+    str | None,
+    typer.Option(metavar="FLAVOR", help="Run as a Job of the Hub on this hardware, such as t4-small.", **_JOBS),
 ]
-JobHours = Annotated[float | None, typer.Option(help="With --on-jobs: hours until the Hub ends the Job; default: 1.")]
+JobHours = Annotated[
+    float | None, typer.Option(help="With --on-jobs: hours until the Hub ends the Job; default: 1.", **_JOBS)
+]
 JobPackage = Annotated[
-    str | None, typer.Option(help="With --on-jobs: what the Job installs with pip; default: this version.")
+    str | None, typer.Option(help="With --on-jobs: what the Job installs with pip; default: this version.", **_JOBS)
 ]
 DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="With --on-jobs: show command, hardware, time, cost and secrets only.")
+    bool,
+    typer.Option("--dry-run", help="With --on-jobs: show command, hardware, time, cost and secrets only.", **_JOBS),
 ]
 OPTIONS_WITH_VALUES = ("--on-jobs", "--job-hours", "--job-package", "--job-publish")
 PACKAGE_VARIABLE = "DALLE_COLLAB_PACKAGE"

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hub_tools.counted import counted
 from pipelines.command_line.run import assist as run_assist
 from pipelines.command_line.run import audit as run_audit
 from pipelines.command_line.run import authorize as run_authorize
@@ -153,7 +154,7 @@ def _publish(
 
 
 def show(repository: Run) -> None:
-    """Print what a run is doing, who may join it, its newest checkpoint, and all its settings.
+    """Print what a run is doing and what to do next; then who may join it, and all its settings.
 
     Example:
 
@@ -165,14 +166,19 @@ def show(repository: Run) -> None:
     from rich.table import Table
 
     from hub_tools.printing.consoles import open_console
-    from pipelines.features.publishing.metrics.history import read_condition
+    from pipelines.features.publishing.metrics.history import condition_by, read_history
     from pipelines.features.publishing.repository.snapshot import RunSnapshot
 
     snapshot = RunSnapshot.read(repository)
-    run, state = snapshot.run, snapshot.run_state
-    condition, console = read_condition(snapshot, now=time.time()), open_console()
-    console.print(f"{repository}: {condition.sentence}", markup=False, highlight=False, soft_wrap=True)
-    console.print(f"{condition.advice}: {condition.command}", markup=False, highlight=False, soft_wrap=True)
+    run, state, history, console = snapshot.run, snapshot.run_state, read_history(snapshot), open_console()
+    condition = condition_by(snapshot, history, now=time.time())
+    said = [f"{repository}: {condition.sentence}", f"{condition.advice}: {condition.command}"]
+    if history:
+        newest = history[-1]
+        who = f"{counted(newest['num_peers'], 'peer')} at epoch {newest['epoch']:,}"
+        said.insert(1, f"Loss {newest['loss']:.4f}; {who}.")
+    for line in said:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
     table = Table("setting", "value")
     who = "everybody: the run is OPEN" if run.is_open else f"users admitted by {run.authorization_service}"
     if run.wire == "hub":

@@ -33,7 +33,7 @@ def ledger(
     if not bookings or order is None:
         raise ValueError(
             f"{repository} has no ledger yet: an auxiliary peer publishes it with the metrics, for datasets of Parquet "
-            "files. Start one: dalle-collab run assist ORG/RUN"
+            f"files. Start one: dalle-collab run assist {repository}"
         )
     shards = track(range(order.num_shards), "reading footers", console=open_console(stderr=True), transient=True)
     size = sum(sum(order.sizes(shard)) for shard in shards)

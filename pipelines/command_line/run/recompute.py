@@ -53,7 +53,7 @@ def recompute(
     if not gradients:
         raise ValueError(
             f"No peer has signed a gradient in {repository}: those of text-to-image runs without local steps do, while "
-            "an auxiliary peer keeps the ledger. Start one: dalle-collab run assist ORG/RUN"
+            f"an auxiliary peer keeps the ledger. Start one: dalle-collab run assist {repository}"
         )
     commits = {0: snapshot.commit} | tagged_epochs(HfApi(), repository)
     chosen = [

@@ -13,6 +13,7 @@ from pipelines.features.evaluation.report import (
     comparison_page,
     describe,
     differences_table,
+    figures_notes,
     figures_table,
     write_comparison,
     write_report,
@@ -26,7 +27,10 @@ def show_report(report: EvaluationReport, output: Path, *, as_json: bool) -> Non
         for line in path.read_text(encoding="utf-8").split("\n"):
             typer.echo(line)
         return
-    open_console().print(figures_table(report))
+    console = open_console()
+    console.print(figures_table(report))
+    for note in figures_notes(report):
+        console.print(note, highlight=False)
     typer.echo(f"{path}: {counted(len(report.measurement.figures), 'figure')}, in {report.seconds:.0f} s.")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from hub_tools.printing.printable import one_line
 
-SECONDS_BETWEEN_NAMES = 60.0
+SECONDS_BETWEEN_NAMES = 20.0
 """How often they are read again."""
 
 NUM_BYTES = 65_536
@@ -34,7 +34,7 @@ class PeerNames:
         self._memory[:] = text.ljust(NUM_BYTES)
 
     def put_into(self, text: str) -> str:
-        """Return the text with users' names in place of the ids that are known."""
+        """Return the text with users' names in place of the ids that are known, and the others' last characters."""
         return PEER_ID.sub(lambda found: self._name(found.group()), text)
 
     def _name(self, peer: str) -> str:
@@ -44,7 +44,7 @@ class PeerNames:
                 self._text, self._names = text, json.loads(text)
             except ValueError:  # it is being written
                 self._text = b""
-        return f"{self._names[peer]} (…{peer[-4:]})" if peer in self._names else peer
+        return f"{self._names[peer]} (…{peer[-4:]})" if peer in self._names else f"…{peer[-4:]}"
 
     def read(self, records: Any) -> None:
         """Replace the names by those in a swarm's records."""

@@ -10,7 +10,9 @@ from typing import Annotated, Any
 
 import typer
 
-_NETWORK: dict[str, Any] = dict(rich_help_panel="Network")
+from hub_tools.one_line_errors import note_run
+
+NETWORK: dict[str, Any] = dict(rich_help_panel="Network")
 _SAMPLING: dict[str, Any] = dict(rich_help_panel="Sampling")
 _VOLUNTEERS: dict[str, Any] = dict(rich_help_panel="Computed by volunteers")
 CLASSIFICATION: dict[str, Any] = dict(rich_help_panel="Classification, of language runs")
@@ -21,8 +23,9 @@ COMMANDS: dict[str, tuple[str, str, tuple[str, ...]]] = {
 }
 """What models make: the verb, the command, and how the names of their classes end."""
 
-Run = Annotated[str, typer.Argument(metavar="ORG/RUN", help="Model Hub repository of the run.")]
-RunOrFolder = Annotated[str, typer.Argument(metavar="ORG/RUN", help="Model Hub repository of a run, or a folder.")]
+_RUN: dict[str, Any] = dict(metavar="ORG/RUN", callback=note_run)
+Run = Annotated[str, typer.Argument(help="Model Hub repository of the run.", **_RUN)]
+RunOrFolder = Annotated[str, typer.Argument(help="Model Hub repository of a run, or a folder.", **_RUN)]
 Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of the checkpoint.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Codec = Annotated[str | None, typer.Option(help="VQGAN folder or repository; default: the run's.")]
@@ -72,18 +75,18 @@ RemoteRanking = Annotated[
     typer.Option("--remote-ranking", help="With --swarm: a server ranks, too; no CLIP is downloaded.", **_VOLUNTEERS),
 ]
 
-Relay = Annotated[bool, typer.Option("--relay", help="Be reachable through public peers.", **_NETWORK)]
-BandwidthLimit = Annotated[float | None, typer.Option(help="Upload at most this many Mbit/s.", **_NETWORK)]
-Host = Annotated[list[str] | None, typer.Option(help="Multiaddress to listen on; may be repeated.", **_NETWORK)]
-Announce = Annotated[list[str] | None, typer.Option(help="Multiaddress to announce (port forwarding).", **_NETWORK)]
-IdentityFile = Annotated[Path | None, typer.Option(help="Key file for a stable peer ID; made if missing.", **_NETWORK)]
-StartupTimeout = Annotated[float, typer.Option(help="Seconds for the libp2p daemon to start.", **_NETWORK)]
+Relay = Annotated[bool, typer.Option("--relay", help="Be reachable through public peers.", **NETWORK)]
+BandwidthLimit = Annotated[float | None, typer.Option(help="Upload at most this many Mbit/s.", **NETWORK)]
+Host = Annotated[list[str] | None, typer.Option(help="Multiaddress to listen on; may be repeated.", **NETWORK)]
+Announce = Annotated[list[str] | None, typer.Option(help="Multiaddress to announce (port forwarding).", **NETWORK)]
+IdentityFile = Annotated[Path | None, typer.Option(help="Key file for a stable peer ID; made if missing.", **NETWORK)]
+StartupTimeout = Annotated[float, typer.Option(help="Seconds for the libp2p daemon to start.", **NETWORK)]
 TokenHost = Annotated[
     str | None,
     typer.Option(
         metavar="HOST",
         help="Show the Hub token, if it can only read, to the admission service at HOST, of an older version.",
-        **_NETWORK,
+        **NETWORK,
     ),
 ]
 

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console, Group
+from rich.padding import Padding
+from rich.text import Text
 
 from hub_tools.counted import counted, duration, file_size
 from hub_tools.processes.process_group import HAS_GROUPS, START_AGAIN_EXIT_CODE, seconds_since_start
@@ -88,8 +90,9 @@ def _joined(
         takes_signals=True,
     )
 
-    def check(*machine: Any) -> None:
-        report_obstacles(console, repository, quick_checks(*machine))
+    def check(snapshot: Any, *machine: Any) -> None:
+        report_obstacles(console, repository, quick_checks(snapshot, *machine))
+        _say_condition(console, snapshot)
 
     return join_run(repository, open_task, network=network, compute=compute, check=check, parts=parts)
 
@@ -104,8 +107,18 @@ def _joined_over_hub(
 
     def check(snapshot: Any, compute: ComputeOptions) -> None:
         report_obstacles(console, repository, quick_checks(snapshot, NetworkOptions(), compute))
+        _say_condition(console, snapshot)
 
     return join_over_hub(repository, open_task, compute=compute, check=check, on_event=on_event, takes_signals=True)
+
+
+def _say_condition(console: Console, snapshot: Any) -> None:
+    """Print what the run is doing, by what it has published; nothing if that cannot be read, which hinders nobody."""
+    from pipelines.features.publishing.metrics.history import read_condition
+
+    with contextlib.suppress(OSError, ValueError):
+        condition = read_condition(snapshot, now=time.time())
+        console.print(f"{snapshot.repository}: {condition.sentence}", highlight=False, soft_wrap=True)
 
 
 def _on_event(repository: str, console: Console, status: Any, events: EventFile, event: str, **values: Any) -> None:
@@ -184,22 +197,34 @@ class Session:
         hours = (time.monotonic() - self._started) / 3600
         return traffic_words(self._traffic.sent, self._traffic.received, hours)
 
-    def line(self, report: Any, run: Any) -> str:
-        """Return a line of all this, and of how long the run still takes."""
+    def progress(self, report: Any, run: Any) -> str:
+        """Return where the run is, how fast, and how long it still takes: at most 78 characters, as a rule."""
         now = time.monotonic()
         if self._first is None:
             self._first = (report.epoch, now)
         first, since = self._first
+        speed = report.swarm_samples_per_second
         left = seconds_left(
             first, report.epoch, run.num_epochs, seconds=now - since,
-            batch_size=run.samples_per_epoch, samples_per_second=report.swarm_samples_per_second,
+            batch_size=run.samples_per_epoch, samples_per_second=speed,
         )  # fmt: skip
-        parts = [self.traffic_words()]
-        if self._standing is not None:
-            parts.append(standing_words(self._standing, run.unit))
-        if left is not None:
-            parts.append(f"the run takes {duration_words(left)} more")
-        return "  ".join(parts)
+        return (
+            f"epoch {report.epoch:,}/{run.num_epochs:,}  loss {report.epoch_loss:.3f}  "
+            f"{counted(report.num_peers, 'peer')}, {speed:,.{0 if speed >= 1000 else 1}f} {run.unit}/s"
+            + ("" if left is None else f"  {duration_words(left)} left")
+        )
+
+    def own_part(self, report: Any, run: Any) -> str:
+        """Return what this peer does for it: at most 78 characters, as a rule."""
+        return (
+            f"yours: {report.num_samples:,} {run.unit}, {report.samples_per_second:,.1f}/s, "
+            f"averaged {report.share_averaged:.0%}, {report.bytes_per_sample / 1e3:,.1f} kB sent for each"
+        )
+
+    def totals(self, run: Any) -> str:
+        """Return the session's traffic, and what all sessions of the user have come to."""
+        standing = [] if self._standing is None else [standing_words(self._standing, run.unit)]
+        return "  ".join([self.traffic_words(), *standing])
 
 
 def traffic_words(sent: int, received: int, hours: float) -> str:
@@ -229,7 +254,6 @@ def _show_training(
     console: Console, status: Any, reports: Iterator[Any], peer: Any, events: EventFile, session: Session
 ) -> None:
     last_line, last_totals, is_counted = 0.0, time.monotonic(), False
-    num_epochs, unit = peer.run.num_epochs, peer.run.unit
     status.update("training")
     for report in reports:
         if report.loss is None:
@@ -237,17 +261,18 @@ def _show_training(
         if report.was_used and not is_counted:
             is_counted = True
             console.print(f"First gradient counted {seconds_since_start():.0f} s after the start.", highlight=False)
-        text = (
-            f"epoch {report.epoch}/{num_epochs}  mean loss {report.epoch_loss:.4f}  "
-            f"{counted(report.num_peers, 'peer')}: {report.swarm_samples_per_second:.1f} {unit}/s, "
-            f"{report.samples_per_second:.1f} of them here  share averaged {report.share_averaged:.0%}  "
-            f"yours {report.num_samples} {unit}, {report.bytes_per_sample / 1e3:,.1f} kB sent for each"
-        )
-        status.update(Group(text, f"  {session.line(report, peer.run)}"))
+        progress, own_part = session.progress(report, peer.run), session.own_part(report, peer.run)
+        status.update(_cut_off(progress, own_part, session.totals(peer.run)))
         events.step(report)
         if report.ended_epoch and not console.is_terminal and time.monotonic() - last_line > SECONDS_BETWEEN_LINES:
-            console.print(text)
+            console.print(f"{progress}  {own_part}")
             last_line = time.monotonic()
             if last_line - last_totals > SECONDS_BETWEEN_TOTALS:
-                console.print(session.line(report, peer.run))
+                console.print(session.totals(peer.run))
                 last_totals = last_line
+
+
+def _cut_off(*lines: str) -> Group:
+    """Return lines that are never wrapped: on a terminal that is too narrow each ends in an ellipsis."""
+    first, *others = (Text(line, no_wrap=True, overflow="ellipsis") for line in lines)
+    return Group(first, *(Padding(other, (0, 0, 0, 2)) for other in others))

@@ -9,6 +9,7 @@ import threading
 
 import typer
 from rich.console import Console
+from rich.highlighter import NullHighlighter
 from rich.logging import RichHandler
 
 from hub_tools.one_line_errors import TRACEBACK_VARIABLE
@@ -20,7 +21,7 @@ from hub_tools.processes.process_group import (
     is_worker,
     run_as_worker,
 )
-from pipelines.command_line.terminal.consoles import LogLines, OneLineFormatter
+from pipelines.command_line.terminal.consoles import FoldsRepetitions, LogLines, OneLineFormatter
 from pipelines.command_line.terminal.peer_names import PeerNames
 
 logger = logging.getLogger(__name__)
@@ -58,12 +59,19 @@ def _start_logging(names: PeerNames, *, shows_everything: bool) -> Console:
     how = dict(name_peers=names.put_into, shows_tracebacks=shows_everything)
     handler: logging.Handler
     if console.is_terminal:
-        handler = RichHandler(console=console, show_path=False, markup=False, rich_tracebacks=False)
-        handler.setFormatter(OneLineFormatter("%(message)s", **how))
+        from huggingface_hub.utils import disable_progress_bars
+
+        disable_progress_bars()  # the progress is there already
+        # Lines above the progress, which stays; columns for time and level would take half of a terminal.
+        handler = RichHandler(
+            console=console, show_time=False, show_level=False, show_path=False, highlighter=NullHighlighter()
+        )
     else:
         handler = logging.StreamHandler()
-        handler.setFormatter(OneLineFormatter(**how))
         console = LogLines.console()
+    handler.setFormatter(OneLineFormatter(**how))
+    if not shows_everything:
+        handler.addFilter(FoldsRepetitions())
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     logging.getLogger("pipelines").setLevel(logging.DEBUG if shows_everything else logging.INFO)
     if not shows_everything:
@@ -73,9 +81,10 @@ def _start_logging(names: PeerNames, *, shows_everything: bool) -> Console:
 
 def _keep_libraries_quiet() -> None:
     """Let only our own lines through: a peer that vanishes is an everyday event, which they say in one line each."""
-    # Deprecations, and loops and streams of hivemind that end with the process or with a stranger's connection.
+    # Deprecations; loops and streams of hivemind that end with the process or with a stranger's connection; each try of
+    # the Hub's client.
     logging.captureWarnings(True)
-    for name in ("py.warnings", "asyncio"):
+    for name in ("py.warnings", "asyncio", "huggingface_hub"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     threading.excepthook = _say_which_thread_ended
     sys.unraisablehook = lambda unraisable: logger.debug("%s", unraisable.err_msg, exc_info=unraisable.exc_value)

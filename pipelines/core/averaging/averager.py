@@ -411,11 +411,9 @@ class RobustAverager(AnsweringAverager):
         figures.group_size.value = len(runner.sender_peer_ids)
         figures.num_incomplete_rounds.value += share < self._min_share_averaged
         figures.ledger.record_round((peer.to_base58(), offence) for peer, offence in offences)
-        for peer, offence in sorted(offences, key=str):
-            logger.warning("Peer %s %s.", peer.to_base58(), offence)
-        if share < self._min_share_averaged:
-            logger.error(
-                "A round averaged %.0f %% of the vector; expected at least %.0f %%.",
-                100 * share,
-                100 * self._min_share_averaged,
+        if offences or share < self._min_share_averaged:
+            why = "; ".join(f"peer {peer.to_base58()} {offence}" for peer, offence in sorted(offences, key=str))
+            least = 100 * self._min_share_averaged
+            logger.warning(
+                "A round averaged %.0f %% of the vector; expected at least %.0f %%. %s", 100 * share, least, why
             )

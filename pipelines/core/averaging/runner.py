@@ -328,7 +328,7 @@ class TrustedAllReduceRunner(AllReduceRunner):
                     except TimeoutError:  # it is waiting for the reducer, too
                         members.append(member)
                     except Exception as error:  # peers fail in many ways; another one may have it
-                        logger.info("Peer %s did not pass answers on: %r", member, error)
+                        logger.debug("Peer %s did not pass answers on: %r", member, error)
         return self._num_taken[peer_index] > num_taken
 
     async def _take_from(self, member: PeerID, reducer: PeerID, patience: float, on_part: Callable[[], None]) -> None:

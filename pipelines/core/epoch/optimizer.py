@@ -190,7 +190,7 @@ class SwarmOptimizer:
             try:
                 end_epoch(self._parts)
             except MissedRoundError as error:
-                logger.info("%s", error)
+                logger.warning("%s", error)
                 self._parts.scheduled = None
 
     def look_for_rounds_again(self) -> None:
@@ -224,7 +224,7 @@ class SwarmOptimizer:
         try:
             end_epoch(self._parts)
         except MissedRoundError as error:
-            logger.info("%s It downloads their state.", error)
+            logger.warning("%s It downloads their state.", error)
             missed, self._parts.scheduled = self._parts.scheduled, None
             # What was sent to others may already be in their average.
             was_sent = missed is not None and missed.began_allreduce

@@ -121,7 +121,7 @@ class TrainingState:
             try:
                 steps = trigger is None or trigger()
             except Exception as error:  # whoever waits for the trigger's result decides what follows
-                logger.info("The state stays as it is: %s", error)
+                logger.debug("The state stays as it is: %s", error)
                 return
             self._is_to_apply = True
             try:

@@ -92,7 +92,7 @@ async def _ask(node: DHTNode, peer: PeerID, addresses: Sequence[Multiaddr]) -> N
             await connect(protocol.p2p, peer, addresses)
     if await protocol.call_ping(peer) is not None:
         node.blacklist.register_success(peer)
-        logger.info("A node that was lost is back: %s", peer)
+        logger.debug("A node that was lost is back: %s", peer)
 
 
 def keep_time() -> None:

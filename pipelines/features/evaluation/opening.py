@@ -87,7 +87,8 @@ def settings_of(place: str, revision: str | None = None) -> TrainingRun:
         if not path.is_file():
             raise ValueError(
                 f"{place} has no {TRAINING_RUN_FILE}, which says what its dataset is. Expected a run's repository, or "
-                "a folder with all files of it. Other weights can be compared: evaluate ORG/RUN --compare FOLDER"
+                "a folder with all files of it. Other weights can be compared: "
+                "dalle-collab evaluate ORG/RUN --compare FOLDER"
             )
         return TrainingRun.from_mapping(read_json(path))
     return RunSnapshot.read(place, revision).run

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rich.box import SIMPLE
 from rich.table import Table
 
 from hub_tools.atomic_files import write_text_whole
@@ -128,20 +129,27 @@ def describe(report: EvaluationReport) -> str:
 
 
 def figures_table(report: EvaluationReport) -> Table:
-    """Return the figures for people."""
-    table = Table(title=str(report.subject["name"]))
-    for column in ("figure", "value", f"{CONFIDENCE:.0%} interval", "of", "better", "what it is"):
+    """Return the figures for people, within 80 columns; `figures_notes` says what they are."""
+    table = Table(title=str(report.subject["name"]), box=SIMPLE, pad_edge=False)
+    for column in ("figure", "value", f"{CONFIDENCE:.0%} interval", "of", "better"):
         table.add_column(column, justify="right" if column in ("value", "of") else "left", overflow="fold")
     for item in report.measurement.figures:
-        table.add_row(item.name, f"{item.value:.4g}", item.interval, item.basis, item.direction, item.meaning)
-    for name, reason in report.left_out.items():
-        table.add_row(name, "", "", "", "", f"left out: {reason}")
+        table.add_row(item.name, f"{item.value:.4g}", item.interval, item.basis, item.direction)
+    for name in report.left_out:
+        table.add_row(name, "left out")
     return table
+
+
+def figures_notes(report: EvaluationReport) -> list[str]:
+    """Return a line for each figure that has a meaning, and for each that is left out."""
+    meanings = {item.name: item.meaning for item in report.measurement.figures if item.meaning}
+    reasons = {name: f"left out: {reason}" for name, reason in report.left_out.items()}
+    return [f"{name}: {said}" for name, said in (meanings | reasons).items()]
 
 
 def differences_table(first: str, second: str, differences: Sequence[Difference]) -> Table:
     """Return a comparison for people."""
-    table = Table(title=f"{second} (second) beside {first} (first)")
+    table = Table(title=f"{second} (second) beside {first} (first)", box=SIMPLE, pad_edge=False)
     for column in ("figure", "first", "second", "difference", f"{CONFIDENCE:.0%} interval", "better"):
         table.add_column(column, justify="left" if column in ("figure", "better") else "right")
     for item in differences:

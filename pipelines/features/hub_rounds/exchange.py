@@ -171,7 +171,7 @@ class RoundExchange:
                 self._files.put(self._bucket, files, delete=delete)
                 return True
             except HubAwayError as error:
-                logger.info("The Hub did not take a file: %s", error)
+                logger.warning("The Hub did not take a file: %s", error)
                 if self._files.clock() + SECONDS_BETWEEN_TRIES > until:
                     return False
                 self._stop.wait(SECONDS_BETWEEN_TRIES)

@@ -246,7 +246,7 @@ class HubPeer:
             self._own.share_to_send_again = 0.0
         reasons = {one.user: one.reason for one in closed.closed.left_out}
         reason = one_line(reasons.get(self._user, "the list does not name it"), MOST_REASON)
-        logger.info("Round %d was closed without this peer's contribution: %s.", closed.closed.round, reason)
+        logger.warning("Round %d was closed without this peer's contribution: %s.", closed.closed.round, reason)
 
     def _take_back(self) -> None:
         """Let what was offered, if no list had it, count in the next offer, which is then of the samples of both."""

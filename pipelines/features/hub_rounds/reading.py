@@ -57,7 +57,7 @@ class RoundReader:
                 self.files.run_bucket, self.files.list_path(fingerprint(key), None), RoundList.MOST_BYTES, etag=etag
             )
         except ValueError as error:
-            logger.info("A list of a round is passed over: %s.", error)
+            logger.warning("A list of a round is passed over: %s.", error)
             return None
         if found is None:
             return known
@@ -76,7 +76,7 @@ class RoundReader:
         try:
             found = self.files.take(self.files.run_bucket, path, RoundList.MOST_BYTES)
         except ValueError as error:
-            logger.info("A list of a round is passed over: %s.", error)
+            logger.warning("A list of a round is passed over: %s.", error)
             return None
         return None if found is None else self._read(found.content, key)
 
@@ -150,7 +150,7 @@ class RoundReader:
         try:
             read = read_statement(RoundList, content)
         except StatementRefusedError as error:
-            logger.info("A list of a round is passed over: %s.", error)
+            logger.warning("A list of a round is passed over: %s.", error)
             return None
         return read if read.key == key else None
 

@@ -88,7 +88,7 @@ class ReplayedState:
         try:
             update = self.codec.decode(content)
         except ValueError as error:
-            logger.info("The contribution of %s cannot be used. %s", pointer.user, error)
+            logger.warning("The contribution of %s cannot be used. %s", pointer.user, error)
             return None
         # Nothing at all would count as the shortest of honest contributions.
         return update if update.norm > 0 and update.num_samples == pointer.samples else None

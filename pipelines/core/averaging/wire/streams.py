@@ -88,7 +88,7 @@ async def open_greeted(
         finally:
             if stream is not None and not greeted.is_set():
                 await stream.aclose()
-        logger.info("A stream to a peer did not open (%d of %d attempts): %s", attempt, attempts, reason)
+        logger.debug("A stream to a peer did not open (%d of %d attempts): %s", attempt, attempts, reason)
         await asyncio.sleep(min(PAUSE_SECONDS, seconds))
     raise ConnectionError(f"A stream to a peer did not open in {attempts} attempts; the last one: {reason}.")
 

@@ -203,8 +203,13 @@ def read_condition(snapshot: RunSnapshot, *, now: float) -> RunCondition:
     Raises:
         ValueError: what it has published is damaged.
     """
+    return condition_by(snapshot, read_history(snapshot), now=now)
+
+
+def condition_by(snapshot: RunSnapshot, history: Sequence[Mapping[str, Any]], *, now: float) -> RunCondition:
+    """Return the same by the run's history, which has been read."""
     run, state = snapshot.run, snapshot.run_state
-    facts = published_facts(run, state["epoch"] if state else 0, read_history(snapshot), None)
+    facts = published_facts(run, state["epoch"] if state else 0, history, None)
     return condition_of(facts, snapshot.repository, task=run.task, now=now)
 
 

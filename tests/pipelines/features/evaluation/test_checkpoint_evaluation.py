@@ -2,11 +2,13 @@
 
 import copy
 import dataclasses
+import io
 import json
 import math
 
 import pytest
 import torch
+from rich.console import Console
 
 from modeling_dalle_collab.sampling_dalle_collab import SamplingOptions
 from pipelines.features.evaluation.checkpoint_evaluation import evaluate_checkpoint
@@ -17,6 +19,7 @@ from pipelines.features.evaluation.report import (
     EvaluationReport,
     comparison_page,
     describe,
+    figures_notes,
     figures_table,
     write_report,
 )
@@ -146,7 +149,10 @@ def test_a_report_can_be_read_and_a_page_needs_no_other_file(parts, measured, re
     facts = json.loads(write_report(report, tmp_path).read_text())
     assert {figure["name"] for figure in facts["figures"]} == set(values(measured))
     assert facts["left_out"] and facts["made_with"]["torch-fidelity"] and facts["command"].startswith("dalle-collab")
-    assert figures_table(report).row_count == len(measured.figures) + 1
+    assert figures_table(report).row_count == len(figures_notes(report)) == len(measured.figures) + 1
+    (console := Console(width=80, file=io.StringIO())).print(figures_table(report))
+    shown = console.file.getvalue()
+    assert all(item.interval in shown and item.basis in shown for item in measured.figures)
     prompts = ["<script>alert(1)</script>", *references.held_out.captions[1:]]
     page = comparison_page((describe(report), "b"), prompts, (measured, measured), compare(measured, measured))
     assert "<script>" not in page and "&lt;script&gt;" in page and "http" not in page.replace("<!doctype", "")
