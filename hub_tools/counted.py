@@ -1,4 +1,13 @@
-"""Counts and lengths of time in messages."""
+"""Figures for people: counts, lengths of time, dates, losses, bytes. One figure reads the same wherever it stands.
+
+`spaces/landing_page/scripts/numbers.js` writes the same in a browser; a test gives both the same numbers.
+"""
+
+import datetime
+import math
+
+UNITS_OF_FILES = ("bytes", "kB", "MB", "GB", "TB", "PB")
+UNITS_OF_MEMORY = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:
@@ -14,3 +23,33 @@ def duration(seconds: float) -> str:
     if minutes >= 48 * 60:
         return f"{seconds / 86_400:,.1f} days"
     return f"{minutes} min" if minutes < 60 else f"{minutes // 60:,} h {minutes % 60} min"
+
+
+def date(seconds: float) -> str:
+    """Return a time, in seconds since 1970, with its zone: `2026-11-21 14:05 UTC`; `–` for an impossible one."""
+    if not 0 < seconds < 1e11:
+        return "–"
+    return datetime.datetime.fromtimestamp(seconds, datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def nats(loss: float | None) -> str:
+    """Return a loss with the digits that it has everywhere: `2.3456`; `–` for none."""
+    return "–" if loss is None or not math.isfinite(loss) else f"{loss:,.4f}"
+
+
+def file_size(num_bytes: float) -> str:
+    """Return the bytes of a file or of traffic in powers of 1,000: `1.6 kB`, `2.5 GB`."""
+    return _in_units(num_bytes, 1000, UNITS_OF_FILES)
+
+
+def memory_size(num_bytes: float) -> str:
+    """Return the bytes of a memory in powers of 1,024: `512 MiB`, `8 GiB`."""
+    return _in_units(num_bytes, 1024, UNITS_OF_MEMORY)
+
+
+def _in_units(number: float, base: int, units: tuple[str, ...]) -> str:
+    power = 0
+    while number >= 999.5 and power < len(units) - 1:
+        number, power = number / base, power + 1
+    digits = 0 if number >= 99.95 or power == 0 else 1
+    return f"{number:,.{digits}f}".removesuffix(".0") + f" {units[power]}"

@@ -37,7 +37,7 @@ ROOMS = {
     "core.peer": (
         "core.admission core.averaging core.epoch core.gradients core.run core.state core.swarm core.torch_devices"
     ),
-    "features.memory_estimate": "hub_tools modeling_dalle_collab",
+    "features.memory_estimate": "core.run hub_tools modeling_dalle_collab",
     "features.memory_estimate.models": "modeling_dalle_collab",
     "features.admission_service": "core.admission hub_tools",
     "features.held_out_loss": "core.run",
@@ -122,7 +122,7 @@ ROOMS = {
     "tools.pages.dataset": "tasks tools.pages.text hub_tools",
     "tools.pages.drawing": "core features tasks hub_tools modeling_dalle_collab",
     "tools.pages.line_program": "hub_tools",
-    "tools.pages.memory_calculator": "features hub_tools modeling_dalle_collab",
+    "tools.pages.memory_calculator": "core.run features hub_tools modeling_dalle_collab",
     "tools.pages.own_pages": "hub_tools",
     "tools.chaos": "core features joining tasks tools.demo tools.process_table hub_tools modeling_dalle_collab",
     "tools.demo.language": "core features tasks tools.demo hub_tools",
