@@ -128,7 +128,7 @@ ROOMS = {
     "tools.demo.language": "core features tasks tools.demo hub_tools",
     "tools.pages.dashboard.swarm": "core features tools.pages.line_program hub_tools",
     "tools.pages.drawing.volunteers": "features tasks tools.pages.line_program hub_tools modeling_dalle_collab",
-    "tools.pages.joining": "core features tools.doctor hub_tools",
+    "tools.pages.joining": "core features tasks.text_to_image.generation tools.doctor hub_tools",
     "tools.chaos.faults": "core tools.chaos tools.process_table",
     "joining": "core features",
     "command_line": "pipelines modeling_dalle_collab hub_tools",

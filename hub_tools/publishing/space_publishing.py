@@ -130,7 +130,7 @@ def settings_of_spaces(run: str, spaces: Mapping[str, str]) -> dict[str, dict[st
         ),
         "text_to_image_demo": dict(MODEL_REPOSITORY=run),
         "memory_calculator": dict(RUN=run),
-        "join_training": dict(RUN=run),
+        "join_training": dict(RUN=run, DEMO_SPACE=spaces["text_to_image_demo"], LANDING_PAGE=spaces["landing_page"]),
     }
 
 

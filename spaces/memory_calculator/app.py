@@ -10,7 +10,7 @@ from hub_tools.one_line_errors import explain_error
 from pipelines.features.memory_estimate.model_presets import MODEL_PRESETS
 from pipelines.features.memory_estimate.models.precision import PRECISIONS
 from pipelines.features.memory_estimate.settings import OPTIMIZER_BITS, OPTIMIZERS, RECOMPUTE_CHOICES
-from pipelines.tools.pages.memory_calculator.calculator import CalculatorAnswer, CalculatorInput, answer, find_for
+from pipelines.tools.pages.memory_calculator.calculator import CalculatorInput, answer, find_for
 from pipelines.tools.pages.memory_calculator.fitting import MACHINES
 from pipelines.tools.pages.memory_calculator.presentation import MOST_SHOWN, STYLE
 from pipelines.tools.pages.own_pages import own_pages_only
@@ -31,7 +31,8 @@ def build_interface(run: str) -> gr.Blocks:
             given = CalculatorInput.from_values(values)
             shown, fixed = answer(given, first=first, run=run or "ORG/RUN"), given.fixed_offload
         except (ValueError, OSError) as error:
-            shown, fixed = CalculatorAnswer(summary=explain_error(error), total="No figures: see the summary"), None
+            problem = explain_error(error)
+            return problem, "", "", "", "No figures: see the summary", gr.skip()
         offload = gr.update(interactive=True) if fixed is None else gr.update(value=fixed, interactive=False)
         return shown.summary, shown.picture, shown.fits, shown.command, shown.total, offload
 
@@ -134,7 +135,7 @@ def _inputs() -> list[gr.components.Component]:
             gr.Radio(RECOMPUTE_CHOICES, value=given.recompute, label="Recompute activations"),
             gr.Radio(OPTIMIZERS, value=given.optimizer, label="Optimizer"),
             gr.Radio([str(bits) for bits in OPTIMIZER_BITS], value=given.optimizer_bits, label="Optimizer state bits"),
-            gr.Checkbox(given.offload_optimizer, label="Optimizer in RAM (offload; a swarm's peer always does)"),
+            gr.Checkbox(True, label="Optimizer in RAM (offload)", interactive=False),
             gr.Checkbox(given.collaborative, label="Peer of a swarm (hivemind's buffers)"),
             gr.Number(
                 given.num_shared_groups, precision=0, label="Sets of layer weights to share (0: the model's own)"
