@@ -17,10 +17,18 @@ from pipelines.tools.pages.joining import join_view
 from pipelines.tools.pages.joining.join_session import JoinSession
 from pipelines.tools.pages.joining.join_settings import JoinSettings, hosts_from
 from pipelines.tools.pages.joining.permissions import access_of, is_on_hub
-from pipelines.tools.pages.joining.presentation import STYLE, checks_html, contribution_html, notice_html, state_html
+from pipelines.tools.pages.joining.presentation import (
+    STYLE,
+    checks_html,
+    contribution_html,
+    gift_html,
+    notice_html,
+    run_html,
+    state_html,
+)
 from pipelines.tools.pages.own_pages import own_pages_only
 from pipelines.tools.pages.page_style import PAGE_STYLE
-from pipelines.tools.pages.run_pages import RunPage
+from pipelines.tools.pages.run_pages import RunPage, space_address
 
 INTRODUCTION = """# Contribute this machine to a training run
 Many machines train one model together. This one computes gradients for as long as you like; the others
@@ -37,16 +45,20 @@ DEVICES = ["auto", "cpu", "cuda"]
 def build_interface(session: JoinSession, environment: Mapping[str, str]) -> gr.Blocks:
     """Return the page; the session outlives all visits to it."""
     on_hub, hosts = is_on_hub(environment), hosts_from(environment)
+    places = {name: space_address(name, environment.get(name, "")) for name in ("DEMO_SPACE", "LANDING_SPACE")}
 
     def show(seen: list[object], profile: gr.OAuthProfile | None) -> list[object]:
         view, access = session.view(), access_of(environment, profile and profile.username)
         may, rests = access.is_granted, view.phase in join_view.RESTING
-        parts = state_html(view, time.time()), contribution_html(view), checks_html(view), notice_html(access.reason)
+        parts = (
+            *(state_html(view, time.time()), contribution_html(view), gift_html(view, places), run_html(view, places)),
+            *(checks_html(view), notice_html(access.reason)),
+        )
         shown = [
             *(dict(value=html, visible=bool(html)) for html in parts),
             dict(value="\n".join(view.lines)),
             dict(interactive=may and not view.is_alive and not view.is_checking),
-            dict(interactive=may and not view.is_alive),
+            dict(interactive=may and not view.is_alive, visible=not view.is_over),
             dict(value="Resume" if rests else "Pause", interactive=may and (rests or view.phase in join_view.WORKING)),
             dict(interactive=may and (view.is_checking or view.is_alive) and view.phase != join_view.STOPPING),
         ]
@@ -110,6 +122,8 @@ def build_interface(session: JoinSession, environment: Mapping[str, str]) -> gr.
             with gr.Column(scale=3, min_width=300):
                 state = gr.HTML(elem_classes="part")
                 contribution = gr.HTML(visible=False, elem_classes="part")
+                gift = gr.HTML(visible=False, elem_classes="part")
+                about = gr.HTML(visible=False, elem_classes="part")
                 checks = gr.HTML(visible=False, elem_classes="part")
                 with gr.Accordion("Trainer output", open=False):
                     log = gr.Textbox(
@@ -122,7 +136,15 @@ def build_interface(session: JoinSession, environment: Mapping[str, str]) -> gr.
             [interface.load, gr.Timer(1.0).tick],
             show,
             [seen],
-            [seen, state, contribution, checks, visitor, log, *buttons],
+            [seen, state, contribution, gift, about, checks, visitor, log, *buttons],
+            **quiet,
+        )
+        # What is known of the run is at most a minute old whenever somebody opens the page.
+        gr.on(
+            [interface.load, gr.Timer(60.0).tick, fields[0].submit, fields[0].blur],
+            session.learn_run,
+            fields[:1],
+            None,
             **quiet,
         )
         check_button.click(with_settings(session.check), fields, [notice], **quiet)
@@ -157,8 +179,7 @@ def main() -> None:
         raise SystemExit(one_line(error)) from None
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     with JoinSession() as session:
-        if run := os.environ.get("RUN", ""):
-            session.learn_condition(run)
+        session.learn_run(os.environ.get("RUN", ""))
         guarded = own_pages_only(os.environ, page.middleware(), has_login=True)
         build_interface(session, os.environ).launch(css=PAGE_STYLE + STYLE + LAYOUT, app_kwargs=guarded)
 

@@ -1,5 +1,6 @@
 """A Space that shows how much memory a training step needs, where it fits, and which settings would make it fit."""
 
+import dataclasses
 import os
 
 import gradio as gr
@@ -10,9 +11,9 @@ from hub_tools.printing.printable import one_line
 from pipelines.features.memory_estimate.model_presets import MODEL_PRESETS
 from pipelines.features.memory_estimate.models.precision import PRECISIONS
 from pipelines.features.memory_estimate.settings import OPTIMIZER_BITS, OPTIMIZERS, RECOMPUTE_CHOICES
-from pipelines.tools.pages.memory_calculator.calculator import CalculatorAnswer, CalculatorInput, answer, find_for
+from pipelines.tools.pages.memory_calculator.calculator import CalculatorInput, answer, find_for
 from pipelines.tools.pages.memory_calculator.fitting import MACHINES
-from pipelines.tools.pages.memory_calculator.presentation import STYLE
+from pipelines.tools.pages.memory_calculator.presentation import MOST_SHOWN, STYLE
 from pipelines.tools.pages.own_pages import own_pages_only
 from pipelines.tools.pages.page_style import PAGE_STYLE
 from pipelines.tools.pages.run_pages import RunPage
@@ -20,21 +21,37 @@ from pipelines.tools.pages.run_pages import RunPage
 INTRODUCTION = """# Training memory calculator
 What one training step needs, on each GPU and in RAM. The tensors of a step of the model are counted,
 without running it; attention is PyTorch's fused one, as transformers uses it."""
+NO_MACHINE = "Other"
 
 
 def build_interface(run: str) -> gr.Blocks:
-    """Return the page; `run` goes into the command for joining."""
+    """Return the page; it opens with the model of `run`, or of the run that a link names: `?run=ORG/RUN`."""
 
-    def show(first: dict | None, *values: object) -> tuple[str, str, str, str]:
+    def show(first: dict | None, *values: object) -> tuple[object, ...]:
+        """Return the answer, and the control of what the swarm decides, locked."""
         try:
-            shown = answer(CalculatorInput.from_values(values), first=first, run=run)
+            given = CalculatorInput.from_values(values)
+            shown, fixed = answer(given, first=first, run=run or "ORG/RUN"), given.fixed_offload
         except (ValueError, OSError) as error:
-            shown = CalculatorAnswer(summary=explain_error(error))
-        return shown.summary, shown.picture, shown.fits, shown.command
+            problem = explain_error(error)
+            return problem, "", "", "", "No figures: see the summary", gr.skip()
+        offload = gr.update(interactive=True) if fixed is None else gr.update(value=fixed, interactive=False)
+        return shown.summary, shown.picture, shown.fits, shown.command, shown.total, offload
 
-    def find(machine: str, *values: object) -> tuple[object, ...]:
+    def open_with(request: gr.Request, *values: object) -> tuple[object, ...]:
+        """Return the controls as the page opens: with the run's model."""
+        asked = request.query_params.get("run") or run
+        return as_in_run(*(asked if name == "repository" else value for name, value in zip(NAMES, values, strict=True)))
+
+    def as_in_run(*values: object) -> tuple[object, ...]:
         try:
-            found = find_for(CalculatorInput.from_values(values), machine)
+            return CalculatorInput.from_values(values).as_in_run().values()
+        except (ValueError, OSError):  # the summary says so
+            return values
+
+    def find(gpu: float, ram: float, *values: object) -> tuple[object, ...]:
+        try:
+            found = find_for(CalculatorInput.from_values(values), gpu, ram)
         except (ValueError, OSError) as error:
             return explain_error(error), *(gr.skip() for _ in values)
         return found.message, *found.input.values()
@@ -61,18 +78,32 @@ def build_interface(run: str) -> gr.Blocks:
                 gr.Markdown("### Where it fits")
                 fits = gr.HTML()
                 with gr.Row():
-                    machine = gr.Dropdown([item.name for item in MACHINES], value=MACHINES[1].name, label="Machine")
-                    find_button = gr.Button("Find settings that fit", variant="primary", min_width=140)
+                    machine = gr.Dropdown(
+                        [*(item.name for item in MACHINES), NO_MACHINE], value=MACHINES[1].name, label="Machine",
+                        min_width=260,
+                    )  # fmt: skip
+                    gpu = gr.Number(_gibibytes(MACHINES[1].gpu_bytes), label="GPU memory (GiB)", min_width=120)
+                    ram = gr.Number(_gibibytes(MACHINES[1].ram_bytes), label="RAM (GiB)", min_width=120)
+                find_button = gr.Button("Find the largest that fits", variant="primary")
                 found = gr.Textbox(label="Found", interactive=False, lines=2)
                 command = gr.Code(
                     label="Join a run with these settings", language="shell", interactive=False, wrap_lines=True,
-                    elem_id="join-command",
+                    lines=1, elem_id="join-command",
                 )  # fmt: skip
-        outputs = [summary, picture, fits, command]
+        total = gr.Markdown(elem_id="total")
+        by_name = dict(zip(NAMES, inputs, strict=True))
+        repository, offload = by_name["repository"], by_name["offload_optimizer"]
         quiet = dict(show_progress="hidden", concurrency_limit=8)
-        changes = [item.change for item in inputs] + [first.change, interface.load]
-        gr.on(changes, show, [first, *inputs], outputs, trigger_mode="always_last", api_name="estimate", **quiet)
-        gr.on([find_button.click], find, [machine, *inputs], [found, *inputs], api_name="find", **quiet)
+        named = gr.on([repository.submit, repository.blur], as_in_run, inputs, inputs, api_name=False, **quiet)
+        opened = interface.load(open_with, inputs, inputs, api_name=False, **quiet)
+        # A name that is being typed is no name yet.
+        changes = [item.change for item in inputs if item is not repository] + [first.change]
+        shown = dict(fn=show, inputs=[first, *inputs], outputs=[summary, picture, fits, command, total, offload])
+        for then in (named.then, opened.then):
+            then(**shown, api_name=False, **quiet)
+        gr.on(changes, **shown, trigger_mode="always_last", api_name="estimate", **quiet)
+        gr.on([find_button.click], find, [gpu, ram, *inputs], [found, *inputs], api_name="find", **quiet)
+        gr.on([machine.change], _memory_of, [machine], [gpu, ram], api_name=False, **quiet)
         gr.on([keep_button.click], keep, inputs, [first, forget_button], api_name=False, **quiet)
         gr.on(
             [forget_button.click],
@@ -85,24 +116,46 @@ def build_interface(run: str) -> gr.Blocks:
     return interface
 
 
+NAMES = [item.name for item in dataclasses.fields(CalculatorInput)]
+
+
 def _inputs() -> list[gr.components.Component]:
     """Return the controls in the order of `CalculatorInput`'s fields."""
     given = CalculatorInput()
-    return [
-        gr.Dropdown(list(MODEL_PRESETS), value=given.model, label="Model"),
-        gr.Textbox(given.repository, label="or a model on the Hub", placeholder="ORG/MODEL", max_lines=1),
-        gr.Slider(1, 256, value=given.micro_batch_size, step=1, label="Micro-batch (samples)"),
-        gr.Number(given.sequence_length, precision=0, label="Sequence (tokens; 0: the model's maximum)"),
-        gr.Radio(PRECISIONS, value=given.precision, label="Precision"),
-        gr.Radio(RECOMPUTE_CHOICES, value=given.recompute, label="Recompute activations"),
-        gr.Radio(OPTIMIZERS, value=given.optimizer, label="Optimizer"),
-        gr.Radio([str(bits) for bits in OPTIMIZER_BITS], value=given.optimizer_bits, label="Optimizer state bits"),
-        gr.Checkbox(given.offload_optimizer, label="Optimizer in RAM (offload)"),
-        gr.Checkbox(given.collaborative, label="Peer of a swarm (hivemind's buffers)"),
-        gr.Number(given.num_shared_groups, precision=0, label="Sets of layer weights to share (0: the model's own)"),
-        gr.Slider(1, 16, value=given.num_gpus, step=1, label="GPUs"),
-        gr.Checkbox(given.shard_over_gpus, label="Shard weights across GPUs (ZeRO 3, FSDP)"),
+    repository = gr.Textbox(given.repository, label="A run or a model on the Hub", placeholder="ORG/NAME", max_lines=1)
+    main = [
+        gr.Dropdown(list(MODEL_PRESETS), value=given.model, label="Model, where none is named above"),
+        repository,
+        gr.Slider(1, MOST_SHOWN, value=given.micro_batch_size, step=1, label="Micro-batch (samples)"),
     ]
+    precision = gr.Radio(PRECISIONS, value=given.precision, label="Precision")
+    with gr.Accordion("More settings", open=False):
+        return [
+            *main,
+            gr.Number(given.sequence_length, precision=0, label="Sequence (tokens; 0: the model's maximum)"),
+            precision,
+            gr.Radio(RECOMPUTE_CHOICES, value=given.recompute, label="Recompute activations"),
+            gr.Radio(OPTIMIZERS, value=given.optimizer, label="Optimizer"),
+            gr.Radio([str(bits) for bits in OPTIMIZER_BITS], value=given.optimizer_bits, label="Optimizer state bits"),
+            gr.Checkbox(True, label="Optimizer in RAM (offload)", interactive=False),
+            gr.Checkbox(given.collaborative, label="Peer of a swarm (hivemind's buffers)"),
+            gr.Number(
+                given.num_shared_groups, precision=0, label="Sets of layer weights to share (0: the model's own)"
+            ),
+            gr.Slider(1, 16, value=given.num_gpus, step=1, label="GPUs"),
+            gr.Checkbox(given.shard_over_gpus, label="Shard weights across GPUs (ZeRO 3, FSDP)"),
+        ]
+
+
+def _memory_of(name: str) -> tuple[object, object]:
+    known = next((item for item in MACHINES if item.name == name), None)
+    if known is None:
+        return gr.skip(), gr.skip()
+    return _gibibytes(known.gpu_bytes), _gibibytes(known.ram_bytes)
+
+
+def _gibibytes(number: float) -> float:
+    return round(number / 2**30, 1)
 
 
 def main() -> None:
@@ -114,7 +167,7 @@ def main() -> None:
         page = RunPage.from_environment("memory_calculator", os.environ)
     except ValueError as error:
         raise SystemExit(one_line(error)) from None
-    interface = build_interface(os.environ.get("RUN", "ORG/RUN")).queue(max_size=64)
+    interface = build_interface(os.environ.get("RUN", "")).queue(max_size=64)
     interface.launch(css=PAGE_STYLE + STYLE, app_kwargs=own_pages_only(os.environ, page.middleware()))
 
 

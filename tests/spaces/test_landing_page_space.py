@@ -127,7 +127,7 @@ def test_a_person_sees_a_run_of_30_000_epochs_and_500_users(hub, address, size, 
 
 @pytest.mark.slow
 @needs_browser
-def test_everything_can_be_moved_with_the_keyboard(hub, address):
+def test_everything_can_be_moved_with_the_keyboard_and_a_volunteer_has_a_page(hub, address, tmp_path):
     with watched_page(address, allowed=(hub.endpoint,)) as page:
         page.locator("#status[data-state=alive]").wait_for(timeout=30_000)
         read = page.locator("#objective-plot output")
@@ -160,6 +160,11 @@ def test_everything_can_be_moved_with_the_keyboard(hub, address):
         for link in page.get_by_role("link").all():
             target = link.get_attribute("href")
             assert target.startswith(("#", f"{hub.endpoint}/")) or "/" not in target, target
+        page.get_by_role("link", name="alice").press("Enter")
+        page.get_by_text("alice gave 3,446,095 samples to org/robins: place 2 of 500.").wait_for()
+        page.goto(f"{address}?volunteer=nobody")
+        page.get_by_text("nobody is not among the 200 users whom the run lists.").wait_for()
+        take_picture(page, "landing_page_volunteer", tmp_path)
 
 
 @pytest.mark.slow

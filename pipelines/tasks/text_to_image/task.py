@@ -16,6 +16,7 @@ from pipelines.core.run.task import Batch, BatchSize, NamedBatch, num_samples, s
 from pipelines.core.run.training_run import TrainingRun, stable_seed
 from pipelines.features.memory_estimate.estimate import count_parameters, estimate_training_memory
 from pipelines.features.memory_estimate.model_presets import ModelSizes
+from pipelines.features.memory_estimate.run_memory import run_sizes
 from pipelines.features.memory_estimate.settings import MemoryEstimate, MemorySettings
 from pipelines.features.publishing.card.run_card import run_card
 from pipelines.features.publishing.publishable_task import CheckpointFacts, PublishableTask
@@ -148,5 +149,4 @@ class TextToImageTask(PublishableTask):
 
     @property
     def _model_sizes(self) -> ModelSizes:
-        values = {name: value for name, value in self.run.model_config.items() if name != "recompute"}
-        return ModelSizes.of({"model_type": DalleCollabConfig.model_type} | values)
+        return run_sizes(self.run)

@@ -3,7 +3,7 @@
 from hub_tools.counted import memory_size
 from hub_tools.foreign.downloads import listed_files
 from pipelines.core.run.compute_options import ComputeOptions
-from pipelines.features.memory_estimate.settings import MemorySettings
+from pipelines.features.memory_estimate.run_memory import run_settings
 from pipelines.features.publishing.publishable_task import PublishableTask
 from pipelines.features.publishing.repository.snapshot import RunSnapshot
 from pipelines.tools.doctor.machine_checks import PeerNeeds
@@ -24,19 +24,13 @@ def peer_needs(task: PublishableTask, compute: ComputeOptions, checkpoint_bytes:
     Raises:
         ValueError: the run's model has invalid sizes.
     """
-    on_gpu, has_local_steps = compute.device.startswith("cuda"), task.run.local_steps > 1
+    on_gpu = compute.device.startswith("cuda")
     # A peer with automatic micro-batch and precision takes what fits: it is judged by the minimum.
     micro_batch_size = compute.micro_batch_size or 1
-    settings = MemorySettings(
+    settings = run_settings(
+        task.run,
         micro_batch_size=micro_batch_size,
         precision=compute.precision if compute.precision != "auto" else "fp32",
-        optimizer=task.run.stepping_optimizer,
-        optimizer_bits=task.run.optimizer_bits,
-        collaborative=True,
-        local_steps=has_local_steps,
-        outer_momentum=task.run.outer_momentum > 0,
-        sparse=task.run.synchronisation == "sparse",
-        delays_averaging=task.run.delay_gradient_averaging,
         device="cuda" if on_gpu else "cpu",
     )
     estimate = task.memory(settings)

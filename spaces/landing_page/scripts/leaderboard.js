@@ -1,13 +1,13 @@
 /** Who has contributed how much. User names are strangers' texts. */
 
-import { byId, element, outwardLink } from "./elements.js";
+import { byId, element } from "./elements.js";
 import { asCount, asDuration, asShort } from "./numbers.js";
+import { volunteerAddress } from "./volunteer.js";
 
 const SHOWN_FIRST = 10;
-const USER = /^[A-Za-z0-9][A-Za-z0-9_-]{0,95}$/;
 const EMPTY = { today: "Nobody has contributed today yet.", week: "Nobody has contributed in the last seven days.", all: "Nobody has contributed yet." };
 
-const shown = { span: "all", isWhole: false, contributors: [], hub: "", sort: "samples", isUp: false };
+const shown = { span: "all", isWhole: false, contributors: [], sort: "samples", isUp: false };
 
 /** Connect the choice of a span of time, the heads of the table, and the button for more rows. */
 export function prepareLeaderboard() {
@@ -31,8 +31,8 @@ export function prepareLeaderboard() {
 }
 
 /** Show the contributors of a summary. */
-export function showLeaderboard(hub, contributors) {
-  Object.assign(shown, { hub, contributors });
+export function showLeaderboard(contributors) {
+  Object.assign(shown, { contributors });
   byId("people").hidden = false;
   draw();
 }
@@ -65,8 +65,8 @@ function sorted(ranked) {
 
 function contributorRow(one, rank, most) {
   const [samples, hours] = [one[`samples_${shown.span}`], one[`hours_${shown.span}`]];
-  const isUser = USER.test(one.username);
-  const name = isUser ? outwardLink(`${shown.hub}/${one.username}`, one.username) : one.username;
+  const address = volunteerAddress(one.username);
+  const name = address ? element("a", { href: address, textContent: one.username }) : one.username;
   const bar = element("span", { className: "bar", ariaHidden: "true" });
   bar.style.width = `${(100 * samples) / most}%`;
   return element(

@@ -13,6 +13,7 @@ import { prepareOutlierPlot, showOutlierPlot } from "./outlier_plot.js";
 import { isRepository, readSettings } from "./page_settings.js";
 import { prepareReel, showReel } from "./progress_reel.js";
 import { readDatasetCard, readReel, readSummary, readTrainingRun } from "./run_files.js";
+import { showVolunteer } from "./volunteer.js";
 
 const REFRESH_MILLISECONDS = 60000;
 const SPACE_LINKS = {
@@ -57,8 +58,10 @@ async function showRun({ hub, run }) {
   }
   const summary = newer(committed, await summaryInBucket(hub, trainingRun.value));
   showSettingsOfRun(trainingRun.value, summary.value?.newest);
-  if (summary.value) showMetrics(hub, trainingRun.value, summary.value);
-  else if (summary.problem.kind === "missing") showMetrics(hub, trainingRun.value, readSummary({}));
+  if (summary.value) {
+    showMetrics(trainingRun.value, summary.value);
+    showVolunteer(hub, run, summary.value);
+  } else if (summary.problem.kind === "missing") showMetrics(trainingRun.value, readSummary({}));
   else showStatus("unreachable", summary.problem.message);
   await Promise.all([showReelOf(hub, run, trainingRun.value), showDataOf(hub, trainingRun.value, summary.value?.newest)]);
 }
@@ -95,13 +98,13 @@ async function attempt(request, read) {
   }
 }
 
-function showMetrics(hub, run, summary) {
+function showMetrics(run, summary) {
   const condition = publishedCondition(run, summary, Date.now() / 1000);
   if (summary.isNonsense) showStatus("unreachable", "The run’s metrics/summary.json has only impossible values.");
   else showStatus(condition.state, `${condition.sentence}${summary.newest ? ` Last news: ${asDate(summary.newest.time)}.` : ""}`);
   showNextStep(condition);
   showLiveSection(run, summary, condition);
-  showLeaderboard(hub, summary.leaderboard);
+  showLeaderboard(summary.leaderboard);
   const last = summary.evaluations.at(-1);
   byId("result-evaluation").textContent = last
     ? `On held-out records, the loss was ${asLoss(last.loss)} nats at epoch ${asCount(last.epoch)}.`

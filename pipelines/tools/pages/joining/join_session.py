@@ -12,15 +12,15 @@ from typing import Any
 import httpx2
 
 from hub_tools.one_line_errors import explain_error
+from hub_tools.places import is_repository_name
 from hub_tools.processes.process_group import START_AGAIN_EXIT_CODE
 from pipelines.features.publishing.metrics.credit.standing import read_standing
-from pipelines.features.publishing.metrics.history import read_condition
-from pipelines.features.publishing.repository.snapshot import RunSnapshot
 from pipelines.tools.doctor.check_result import FAILED_EXIT_CODE, WARNED_EXIT_CODE
 from pipelines.tools.pages.joining import join_view
 from pipelines.tools.pages.joining.command_child import CommandChild, cause_of_end, for_people
 from pipelines.tools.pages.joining.join_settings import JoinSettings
 from pipelines.tools.pages.joining.join_view import JoinView, after_event
+from pipelines.tools.pages.joining.run_profile import RunProfile
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +49,9 @@ class JoinSession:
         self._changed = threading.Condition(threading.RLock())
         self._view, self._version = JoinView(), 0
         self._child: CommandChild | None = None
+        self._learnt = "", 0.0
+        """The run that was read last, and when that was begun."""
+
         self._number = 0
         """Number of the current child; events of an abandoned one are ignored."""
 
@@ -62,19 +65,27 @@ class JoinSession:
         """Return the current view."""
         return self._view
 
-    def learn_condition(self, repository: str) -> None:
-        """Learn from the Hub, in the background, what the run is doing; nothing changes where it does not say."""
+    def learn_run(self, repository: str) -> None:
+        """Read what is published of a run, in the background; not again within a minute."""
+        with self._changed:
+            now = self._clock()
+            if not is_repository_name(repository) or (
+                self._learnt[0] == repository and now - self._learnt[1] < SECONDS_BETWEEN_STANDINGS
+            ):
+                return
+            self._learnt = repository, now
 
         def read() -> None:
             try:
-                condition = read_condition(RunSnapshot.read(repository), now=self._clock())
+                profile = RunProfile.read(repository, self._clock())
             except USER_ERRORS as error:
-                logger.info("The state of %s cannot be read: %s", repository, explain_error(error))
-            else:
-                with self._changed:
-                    self._change(condition=condition)
+                logger.info("%s cannot be read: %s", repository, explain_error(error))
+                profile = RunProfile.unreachable(repository)
+            with self._changed:
+                if self._learnt[0] == repository:
+                    self._change(profile=profile)
 
-        threading.Thread(target=read, daemon=True, name="condition").start()
+        threading.Thread(target=read, daemon=True, name="run-profile").start()
 
     def wait_for_change(self, version: int, seconds: float) -> int:
         """Return the number of the current view as soon as it is not `version`, or after `seconds`."""
@@ -114,7 +125,7 @@ class JoinSession:
                 standing=self._view.standing if same_run else None,
                 checks=self._view.checks if same_run else (),
             )
-            self._set(JoinView(repository=settings.repository, condition=self._view.condition, **kept))
+            self._set(JoinView(repository=settings.repository, profile=self._view.profile, **kept))
             self._start_trainer(settings, token)
 
     def pause(self) -> None:

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipelines.features.publishing.metrics.credit.standing import Standing
-from pipelines.features.publishing.metrics.run_state import RunCondition
+from pipelines.features.publishing.metrics.run_state import RunPhase
 from pipelines.tools.doctor.check_result import CheckResult
+from pipelines.tools.pages.joining.run_profile import RunProfile
 
 MOST_SPEEDS = 180
 MOST_LINES = 200
@@ -34,8 +35,8 @@ class JoinView:
     message: str = ""
     """Why the phase is what it is, if that needs explaining."""
 
-    condition: RunCondition | None = None
-    """What the run is doing; None: not known."""
+    profile: RunProfile | None = None
+    """What is published of the run; None: it was not read yet."""
 
     repository: str = ""
     username: str = ""
@@ -81,6 +82,16 @@ class JoinView:
     def all_samples(self) -> int:
         """Samples contributed to the run since the page was started."""
         return self.earlier_samples + self.num_samples
+
+    @property
+    def is_over(self) -> bool:
+        """Whether there is nothing left to train in the run."""
+        return self.profile is not None and self.profile.condition.state is RunPhase.OVER
+
+    @property
+    def given_samples(self) -> int:
+        """Samples of the user in the run: those credited, from all machines, or those of this one if they are more."""
+        return max(self.all_samples, self.standing.samples if self.standing else 0)
 
     def with_line(self, line: str) -> "JoinView":
         """Return the view after one more line of output."""

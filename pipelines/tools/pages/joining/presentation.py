@@ -1,13 +1,19 @@
 """A machine's part in a run: state, contribution and findings, as HTML without scripts or external hosts."""
 
-from collections.abc import Sequence
+import base64
+import io
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from urllib.parse import urlencode
 
 from hub_tools.counted import counted
+from hub_tools.endpoint import current_endpoint
 from hub_tools.printing.marked_up import escaped
-from pipelines.features.publishing.metrics.run_state import RunPhase
 from pipelines.tools.doctor.check_result import STATUSES, CheckResult
 from pipelines.tools.pages.joining import join_view
 from pipelines.tools.pages.joining.join_view import JoinView
+from pipelines.tools.pages.joining.run_profile import USERNAME, RunProfile
+from pipelines.tools.pages.joining.volunteer_card import VolunteerCard
 
 TITLES = {
     join_view.IDLE: ("Not taking part", "Check this machine, or start right away."),
@@ -27,6 +33,7 @@ MARKS = {"ok": "✓", "unknown": "?", "warn": "!", "fail": "✗"}
 WORDS = {"ok": "passed", "unknown": "could not be checked", "warn": "warning", "fail": "failure"}
 NOTHING = "–"
 WIDTH, HEIGHT = 300, 56
+PICTURE_SIDE = 720
 
 STYLE = """
 .join { --good: #1f6f33; --warn: #8a5200; --bad: #b42318; --calm: #57606a; --line: rgba(128,128,128,0.28);
@@ -79,6 +86,20 @@ STYLE = """
 .join .notice { padding: 0.6rem 0.8rem; border-radius: 10px; border: 1px solid var(--line);
   border-left: 4px solid var(--warn); background: var(--panel); overflow-wrap: anywhere; }
 .join .unseen { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); }
+.join .run { padding: 1rem 1.2rem; border-radius: 14px; border: 1px solid var(--line); }
+.join .run h2 { font-size: 1.2rem; overflow-wrap: anywhere; }
+.join .run h2 span { margin-left: 0.6rem; font-size: 0.82rem; font-weight: 400; padding: 0.1rem 0.5rem;
+  border: 1px solid var(--line); border-radius: 99px; white-space: nowrap; }
+.join .run a { color: var(--accent, #4338ca); text-decoration: underline; }
+.join .run img { display: block; width: 100%; max-width: 26rem; margin: 0.7rem 0 0.3rem; border-radius: 10px; }
+.join .run .small { font-size: 0.82rem; color: var(--body-text-color-subdued, #57606a); }
+.join .run dl { display: grid; grid-template-columns: 6.5rem minmax(0, 1fr); gap: 0.35rem 0.8rem; margin-top: 0.8rem; }
+.join .run dd { overflow-wrap: anywhere; }
+.join .run dt { color: var(--body-text-color-subdued, #57606a); }
+.join .run a.next { display: inline-block; margin-top: 0.8rem; padding: 0.6rem 1.2rem; border-radius: 8px;
+  background: #4338ca; color: #ffffff; font-weight: 600; text-decoration: none; }
+@media (max-width: 40rem) { .join .run dl { grid-template-columns: minmax(0, 1fr); gap: 0; }
+  .join .run dd { margin-bottom: 0.5rem; } }
 @media (max-width: 40rem) { .join .tiles { grid-template-columns: repeat(2, minmax(0, 1fr)); } }
 """
 """The style sheet of all parts, light and dark."""
@@ -90,10 +111,8 @@ def state_html(view: JoinView, now: float) -> str:
     if view.is_checking and not view.is_alive:
         name, title = "checking", "Checking this machine"
         sentence = f"Checking: {view.looking_at}" if view.looking_at else "Loading libraries."
-    elif view.phase == join_view.IDLE and (condition := view.condition) is not None:
-        is_over = condition.state is RunPhase.OVER
-        title = "The run is over" if is_over else title
-        sentence = f"{condition.sentence} {f'{condition.advice}: {condition.command}' if is_over else sentence}"
+    elif view.is_over and name in (join_view.IDLE, join_view.FINISHED):
+        name, title, sentence = join_view.FINISHED, "The run is over", "There is nothing left to train. Thank you all."
     words = [view.message or sentence]
     if view.is_alive and view.started is not None:
         words.append(f"{_account(view)}Started {_duration(now - view.started)} ago.")
@@ -104,6 +123,75 @@ def state_html(view: JoinView, now: float) -> str:
         f'<div class="join"><div class="state {name}{" busy" if is_busy else ""}"><span class="light"></span>'
         f'<div><h2 role="status">{title}</h2><p>{escaped(" ".join(filter(None, words)))}</p></div></div></div>'
     )
+
+
+def run_html(view: JoinView, places: Mapping[str, str]) -> str:
+    """Return what the run is, what joining it costs, and what others see of it; nothing for none.
+
+    `places` has the addresses of the pages `DEMO_SPACE` and `LANDING_SPACE`, as far as there are any.
+    """
+    if (profile := view.profile) is None:
+        return ""
+    run, condition = profile.run, profile.condition
+    task = f"<span>{escaped(run.task)}</span>" if run else ""
+    parts = [
+        f'<h2><a href="{escaped(f"{current_endpoint()}/{profile.repository}")}">{escaped(profile.repository)}</a>'
+        f"{task}</h2><p><b>{condition.state.capitalize()}.</b> {escaped(condition.sentence)}</p>"
+    ]
+    if profile.picture is not None:
+        said = f"Drawn after epoch {profile.picture_epoch:,}"
+        parts.append(f'<img src="{_as_data(profile)}" alt="{said}"><p class="small">{said}.</p>')
+    if view.is_over:
+        parts.append(f"<p>{_use_of_model(profile, places)}</p>")
+    elif run is not None:
+        try:
+            costs = profile.costs()
+        except ValueError as error:
+            costs = {"memory": f"not known: {error}"}
+        rows = {"here today": profile.who_trains(), **costs, "others see": profile.seen_by_others()}
+        cells = "".join(f"<dt>{name}</dt><dd>{escaped(text)}</dd>" for name, text in rows.items())
+        parts.append(f"<dl>{cells}</dl>")
+    return f'<div class="join"><div class="run">{"".join(parts)}</div></div>'
+
+
+def gift_html(view: JoinView, places: Mapping[str, str]) -> str:
+    """Return what the machine's user has given, as a picture to share; nothing before it has ended."""
+    is_over = view.phase in (join_view.STOPPED, join_view.FINISHED, join_view.FAILED)
+    if not is_over or not view.given_samples or view.profile is None:
+        return ""
+    name = view.username if USERNAME.fullmatch(view.username) else ""
+    card = VolunteerCard(
+        profile=view.profile, username=name, samples=view.given_samples, unit=view.unit, standing=view.standing
+    )
+    source = _card_source(card)
+    links = [f'<a href="{source}" download="{escaped(name or "volunteer")}.png">Save the picture</a>']
+    if places.get("LANDING_SPACE") and name:
+        address = f"{places['LANDING_SPACE']}?{urlencode(dict(run=view.profile.repository, volunteer=name))}"
+        links.append(f'<a href="{escaped(address)}">Your page</a>')
+    picture = f'<img src="{source}" alt="{escaped(card.sentence)}">'
+    return f'<div class="join"><div class="run">{picture}<p>{" · ".join(links)}</p></div></div>'
+
+
+@lru_cache(maxsize=4)
+def _card_source(card: VolunteerCard) -> str:
+    return f"data:image/png;base64,{base64.b64encode(card.png()).decode()}"
+
+
+def _use_of_model(profile: RunProfile, places: Mapping[str, str]) -> str:
+    advice, command = escaped(profile.condition.advice), escaped(profile.condition.command)
+    if demo := places.get("DEMO_SPACE"):
+        return f'<a class="next" href="{escaped(demo)}">{advice}</a>'
+    return f"{advice}: <code>{command}</code>"
+
+
+@lru_cache(maxsize=4)
+def _as_data(profile: RunProfile) -> str:
+    if profile.picture is None:
+        return ""
+    small, content = profile.picture.copy(), io.BytesIO()
+    small.thumbnail((PICTURE_SIDE, PICTURE_SIDE))
+    small.save(content, format="JPEG", quality=85)
+    return f"data:image/jpeg;base64,{base64.b64encode(content.getvalue()).decode()}"
 
 
 def contribution_html(view: JoinView) -> str:

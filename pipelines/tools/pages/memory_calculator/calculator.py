@@ -6,17 +6,32 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Self
 
+from huggingface_hub.errors import HFValidationError, RemoteEntryNotFoundError
+
 from hub_tools.checks import is_number
+from hub_tools.counted import memory_size
+from hub_tools.foreign.downloads import fetch_file
+from hub_tools.run_files import TRAINING_RUN_FILE
 from modeling_dalle_collab import DalleCollabConfig
+from pipelines.core.run.compute_options import GIBIBYTE
+from pipelines.core.run.training_run import TrainingRun
 from pipelines.features.memory_estimate.estimate import estimate_training_memory
 from pipelines.features.memory_estimate.hub_config import read_sizes
 from pipelines.features.memory_estimate.model_presets import MODEL_PRESETS, ModelSizes
 from pipelines.features.memory_estimate.models.dalle_collab_compute import training_flops
+from pipelines.features.memory_estimate.run_memory import run_settings, run_sizes
 from pipelines.features.memory_estimate.settings import MemorySettings
-from pipelines.tools.pages.memory_calculator.fitting import MACHINES, find_fitting, join_command
+from pipelines.tools.pages.memory_calculator.fitting import (
+    MemoryPreset,
+    find_fitting,
+    join_command,
+    largest_micro_batch,
+    least_needed,
+    smaller_models,
+)
 from pipelines.tools.pages.memory_calculator.presentation import (
+    MOST_SHOWN,
     NamedEstimate,
-    as_gigabytes,
     as_parameters,
     compared,
     fits_table,
@@ -26,6 +41,7 @@ from pipelines.tools.pages.memory_calculator.presentation import (
 MAX_MICRO_BATCH = 100_000
 MAX_SEQUENCE = 1_000_000
 MAX_REPOSITORY_LENGTH = 200
+MAX_GIBIBYTES = 100_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +50,7 @@ class CalculatorInput:
 
     model: str = next(iter(MODEL_PRESETS))
     repository: str = ""
-    """A model on the Hub instead of `model`."""
+    """A run, or a model on the Hub, instead of `model`."""
     micro_batch_size: int = 4
     sequence_length: int = 0
     """0: the model's own."""
@@ -67,6 +83,33 @@ class CalculatorInput:
             given[name] = str(given[name] or "").strip()[:MAX_REPOSITORY_LENGTH]
         return cls(**given)
 
+    def as_in_run(self) -> Self:
+        """Return the input with what the run decides for each peer; the same one if no run is named.
+
+        Raises ValueError or OSError if the Hub cannot be read.
+        """
+        if (run := self.run) is None:
+            return self
+        decided = run_settings(run)
+        return dataclasses.replace(
+            self,
+            recompute=decided.recompute,
+            optimizer=decided.optimizer,
+            optimizer_bits=str(decided.optimizer_bits),
+            collaborative=True,
+            offload_optimizer=not decided.local_steps,
+        )
+
+    @property
+    def run(self) -> TrainingRun | None:
+        """The run that `repository` names; None: it names none. Raises ValueError or OSError, as `sizes`."""
+        return _run_on_hub(self.repository) if self.repository else None
+
+    @property
+    def fixed_offload(self) -> bool | None:
+        """Whether the optimizer is in RAM where the swarm decides that; None: one may choose. Raises as `sizes`."""
+        return not (self.run and self.run.local_steps > 1) if self.collaborative else None
+
     def values(self) -> tuple[Any, ...]:
         """Return the values of the controls."""
         return tuple(getattr(self, item.name) for item in dataclasses.fields(self))
@@ -77,6 +120,8 @@ class CalculatorInput:
 
     def sizes(self) -> ModelSizes:
         """Return the model's sizes; reads the Hub if a repository is named."""
+        if (run := self.run) is not None:
+            return run_sizes(run)
         if self.repository:
             return _sizes_on_hub(self.repository)
         if self.model not in MODEL_PRESETS:
@@ -84,10 +129,9 @@ class CalculatorInput:
         return MODEL_PRESETS[self.model]
 
     def settings(self) -> MemorySettings:
-        """Return the estimate's settings."""
-        return MemorySettings(
+        """Return the estimate's settings; raises as `sizes`."""
+        chosen: dict[str, Any] = dict(
             micro_batch_size=self.micro_batch_size,
-            sequence_length=self.sequence_length or None,
             precision=self.precision,
             recompute=self.recompute,
             optimizer=self.optimizer,
@@ -98,6 +142,11 @@ class CalculatorInput:
             num_gpus=self.num_gpus,
             shard_over_gpus=self.shard_over_gpus,
         )
+        if self.sequence_length:
+            chosen["sequence_length"] = self.sequence_length
+        if self.collaborative and (run := self.run) is not None:
+            return run_settings(run, **chosen)
+        return MemorySettings(**chosen)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,6 +159,8 @@ class CalculatorAnswer:
     """HTML, like `fits`; all external text is escaped."""
     fits: str = ""
     command: str = ""
+    total: str = ""
+    """What is needed, in a few words."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +180,7 @@ def answer(given: CalculatorInput, *, first: dict[str, Any] | None, run: str) ->
     estimate = estimate_training_memory(model, settings)
     summary = (
         f"{given.repository or given.model}, {as_parameters(estimate.num_parameters)} parameters: "
-        f"{as_gigabytes(estimate.gpu.total)} on each GPU, {as_gigabytes(estimate.ram.total)} of RAM."
+        f"{memory_size(estimate.gpu.total)} on each GPU, {memory_size(estimate.ram.total)} of RAM."
         f"{_work(model, settings)}"
     )
     shown = [NamedEstimate(name="B" if first else "this", estimate=estimate)]
@@ -146,37 +197,69 @@ def answer(given: CalculatorInput, *, first: dict[str, Any] | None, run: str) ->
         summary=summary,
         picture=stacked_picture(shown),
         fits=fits_table(model, settings),
-        command=_command(model, settings, run),
+        command=_command(model, settings, run if given.run is None else given.repository),
+        total=f"GPU {memory_size(estimate.gpu.total)} · RAM {memory_size(estimate.ram.total)}",
     )
 
 
-def find_for(given: CalculatorInput, machine_name: str) -> FoundSettings:
-    """Return the settings closest in speed to the given ones that fit the machine, or say that none do."""
-    machine = next((item for item in MACHINES if item.name == machine_name), None)
-    if machine is None:
-        raise ValueError(f"There is no machine {str(machine_name)[:40]!r} here. Choose one from the list.")
-    found = find_fitting(given.sizes(), given.settings(), machine)
+def find_for(given: CalculatorInput, gpu_gibibytes: float, ram_gibibytes: float) -> FoundSettings:
+    """Return the largest micro-batch that fits, with the settings closest in speed to the given ones.
+
+    If none fits a named model, the largest one of its kind is taken that some fit. Raises as `answer`.
+    """
+    machine = _machine(gpu_gibibytes, ram_gibibytes)
+    place = f"{memory_size(machine.gpu_bytes)} of GPU memory and {memory_size(machine.ram_bytes)} of RAM"
+    wanted, found = given, _fitted(given, machine)
+    if found is None and not given.repository:
+        smaller = (
+            dataclasses.replace(given, model=name, sequence_length=0, num_shared_groups=0)
+            for name, _ in smaller_models(given.sizes())
+        )
+        found = next(filter(None, (_fitted(one, machine) for one in smaller)), None)
     if found is None:
+        gpu, ram = least_needed(given.sizes(), given.settings())
         return FoundSettings(
-            message=f"No setting with the same result fits {machine.name}. Choose a smaller model, share weights "
-            "or use more GPUs.",
+            message=f"No setting with the same result fits {place}: it takes {memory_size(gpu)} and "
+            f"{memory_size(ram)} at least.",
             input=given,
         )
-    fitted = dataclasses.replace(
+    changed = [
+        f"{item.name.replace('_', ' ')} {getattr(found, item.name)}"
+        for item in dataclasses.fields(found)
+        if item.name not in ("model", "micro_batch_size") and getattr(found, item.name) != getattr(wanted, item.name)
+    ]
+    smaller_one = "" if found.model == given.model else f"{given.model} does not fit; the largest that does is "
+    more = " or more" if found.micro_batch_size == MOST_SHOWN else ""
+    return FoundSettings(
+        message=f"{smaller_one}{given.repository or found.model}: at most {found.micro_batch_size}{more} samples at "
+        f"once fit {place}{', with ' if changed else ''}{', '.join(changed)}.",
+        input=found,
+    )
+
+
+def _machine(gpu_gibibytes: float, ram_gibibytes: float) -> MemoryPreset:
+    for name, value in (("GPU memory", gpu_gibibytes), ("RAM", ram_gibibytes)):
+        if not is_number(value) or not 0 < value <= MAX_GIBIBYTES:
+            raise ValueError(
+                f"The {name} is {str(value)[:40]!r}; expected GiB, more than 0, at most {MAX_GIBIBYTES:,}."
+            )
+    return MemoryPreset(name="", gpu_bytes=gpu_gibibytes * GIBIBYTE, ram_bytes=ram_gibibytes * GIBIBYTE)
+
+
+def _fitted(given: CalculatorInput, machine: MemoryPreset) -> CalculatorInput | None:
+    """Return the input changed so that as many samples as possible fit the machine; None if nothing does."""
+    sizes = given.sizes()
+    found = find_fitting(sizes, given.settings(), machine)
+    if found is None:
+        return None
+    return dataclasses.replace(
         given,
-        micro_batch_size=found.micro_batch_size,
+        micro_batch_size=largest_micro_batch(sizes, found, machine, most=MOST_SHOWN),
         precision=found.precision,
         recompute=found.recompute,
         optimizer_bits=str(found.optimizer_bits),
         offload_optimizer=found.offload_optimizer,
     )
-    changed = [
-        f"{item.name.replace('_', ' ')} {getattr(fitted, item.name)}"
-        for item in dataclasses.fields(fitted)
-        if getattr(fitted, item.name) != getattr(given, item.name)
-    ]
-    text = ", ".join(changed) if changed else "the settings as they are"
-    return FoundSettings(message=f"Fits {machine.name}: {text}.", input=fitted)
 
 
 def _work(model: ModelSizes, settings: MemorySettings) -> str:
@@ -205,3 +288,13 @@ def _whole(name: str, value: object, most: int) -> int:
 @lru_cache(maxsize=256)
 def _sizes_on_hub(repository: str) -> ModelSizes:
     return read_sizes(repository)
+
+
+@lru_cache(maxsize=256)
+def _run_on_hub(repository: str) -> TrainingRun | None:
+    try:
+        return TrainingRun.from_file(fetch_file(repository, TRAINING_RUN_FILE))
+    except RemoteEntryNotFoundError:
+        return None
+    except HFValidationError as error:
+        raise ValueError(f"{repository[:80]!r} is not the name of a repository. Write ORG/NAME.") from error

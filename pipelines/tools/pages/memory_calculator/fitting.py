@@ -5,8 +5,8 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from pipelines.features.memory_estimate.estimate import estimate_training_memory
-from pipelines.features.memory_estimate.model_presets import ModelSizes
+from pipelines.features.memory_estimate.estimate import count_parameters, estimate_training_memory
+from pipelines.features.memory_estimate.model_presets import MODEL_PRESETS, ModelSizes
 from pipelines.features.memory_estimate.settings import MemoryEstimate, MemorySettings
 
 GPU_RESERVE = 0.8e9
@@ -82,6 +82,22 @@ def find_fitting(model: ModelSizes, settings: MemorySettings, machine: MemoryPre
         if machine.has_room_for(estimate_training_memory(model, candidate)):
             return candidate
     return None
+
+
+def least_needed(model: ModelSizes, settings: MemorySettings) -> tuple[float, float]:
+    """Return the least bytes of GPU into which settings with the same result fit, and the RAM that they take."""
+    estimates = [estimate_training_memory(model, candidate) for _, candidate in _candidates(model, settings)]
+    least = min(estimates, key=lambda one: (one.gpu.total, one.ram.total))
+    return (least.gpu.total + GPU_RESERVE) / GPU_SHARE, least.ram.total + RAM_RESERVE
+
+
+def smaller_models(model: ModelSizes) -> Iterator[tuple[str, ModelSizes]]:
+    """Yield the named models of the same kind with fewer parameters, largest first."""
+    kind, most = model.values.get("model_type"), count_parameters(model)
+    named = [(count_parameters(sizes), name, sizes) for name, sizes in MODEL_PRESETS.items()]
+    for number, name, sizes in sorted(named, key=lambda one: one[0], reverse=True):
+        if sizes.values["model_type"] == kind and number < most:
+            yield name, sizes
 
 
 def _candidates(model: ModelSizes, settings: MemorySettings) -> Iterator[tuple[float, MemorySettings]]:

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hub_tools.counted import memory_size
 from hub_tools.printing.marked_up import escaped
 from pipelines.features.memory_estimate.estimate import estimate_training_memory
 from pipelines.features.memory_estimate.model_presets import ModelSizes
@@ -12,6 +13,11 @@ from pipelines.tools.pages.memory_calculator.fitting import MACHINES, largest_mi
 
 COMPONENTS = tuple(item.name for item in dataclasses.fields(MemorySplit))
 STYLE = """
+#total { position: fixed; left: 0; right: 0; bottom: 0; z-index: 20; margin: 0; padding: 0.6rem 1rem !important;
+  background: var(--background-fill-primary); border-top: 1px solid var(--border-color-primary); font-weight: 600; }
+#total p { margin: 0; font-variant-numeric: tabular-nums; }
+@media (min-width: 48rem) { #total { display: none; } }
+@media (max-width: 47.99rem) { .gradio-container footer { padding-bottom: 4rem; } }
 #join-command .empty, #join-command .empty-wrapper { min-height: 3.5rem !important; height: auto !important; }
 .memory { font-size: 0.95rem; overflow-x: auto; }
 .memory .line { display: flex; justify-content: space-between; margin-top: 0.7rem; }
@@ -58,13 +64,6 @@ class NamedEstimate:
     estimate: MemoryEstimate
 
 
-def as_gigabytes(number: float) -> str:
-    """Return bytes in a unit that fits: `512 MB`, `8.1 GB`, `1 233 GB`."""
-    if number < 1e9:
-        return f"{number / 1e6:.0f} MB"
-    return f"{number / 1e9:.1f} GB" if number < 1e11 else f"{number / 1e9:,.0f} GB".replace(",", " ")
-
-
 def as_parameters(number: int) -> str:
     """Return a number of parameters in millions or billions."""
     return f"{number / 1e6:.0f} million" if number < 1e9 else f"{number / 1e9:.1f} billion"
@@ -85,12 +84,12 @@ def stacked_picture(shown: Sequence[NamedEstimate]) -> str:
 
 def _bar(label: str, split: MemorySplit, most: int) -> str:
     parts = [(name, getattr(split, name)) for name in COMPONENTS if getattr(split, name)]
-    said = f"{label}: {as_gigabytes(split.total)}; " + ", ".join(f"{name} {as_gigabytes(size)}" for name, size in parts)
+    said = f"{label}: {memory_size(split.total)}; " + ", ".join(f"{name} {memory_size(size)}" for name, size in parts)
     pieces = "".join(
-        f'<span class="{name}" style="width:{100 * size / most:.3f}%" title="{name} {as_gigabytes(size)}"></span>'
+        f'<span class="{name}" style="width:{100 * size / most:.3f}%" title="{name} {memory_size(size)}"></span>'
         for name, size in parts
     )
-    total = as_gigabytes(split.total) if split.total else "nothing"
+    total = memory_size(split.total) if split.total else "nothing"
     return (
         f'<div class="line"><b>{escaped(label)}</b><span class="total">{total}</span></div>'
         f'<div class="bar" role="img" aria-label="{escaped(said)}">{pieces}</div>'
@@ -113,7 +112,7 @@ def _numbers(shown: Sequence[NamedEstimate]) -> str:
 
 
 def _size(number: int) -> str:
-    return as_gigabytes(number) if number else "–"
+    return memory_size(number) if number else "–"
 
 
 def fits_table(model: ModelSizes, settings: MemorySettings) -> str:
@@ -131,7 +130,7 @@ def fits_table(model: ModelSizes, settings: MemorySettings) -> str:
             f'<td class="no">✗ not enough {" and ".join(lacking)}</td>' if lacking else '<td class="yes">✓ fits</td>'
         )
         number = f"{largest} or more" if largest == MOST_SHOWN else str(largest) if largest else "–"
-        memory = f"{as_gigabytes(machine.gpu_bytes)} + {as_gigabytes(machine.ram_bytes)}"
+        memory = f"{memory_size(machine.gpu_bytes)} + {memory_size(machine.ram_bytes)}"
         rows.append(f'<tr><th scope="row">{machine.name}</th><td>{memory}</td>{verdict}<td>{number}</td></tr>')
     head = "".join(
         f'<th scope="col">{name}</th>' for name in ("machine", "GPU + RAM", "these settings", "largest micro-batch")
@@ -147,5 +146,5 @@ def compared(first: MemoryEstimate, second: MemoryEstimate) -> str:
         difference = getattr(second, memory).total - getattr(first, memory).total
         if difference:
             word = "more" if difference > 0 else "less"
-            parts.append(f"{as_gigabytes(abs(difference))} {word} {memory.upper()}")
+            parts.append(f"{memory_size(abs(difference))} {word} {memory.upper()}")
     return f"B needs {' and '.join(parts)} than A." if parts else "A and B need the same."

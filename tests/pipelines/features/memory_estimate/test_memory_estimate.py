@@ -277,9 +277,16 @@ def test_the_search_answers_with_the_controls_to_set():
     given = CalculatorInput(
         model="GPT-2 L", collaborative=False, recompute="none", precision="fp32", micro_batch_size=64
     )
-    found = find_for(given, T4.name)
-    assert found.message.startswith("Fits T4") and found.input != given
-    assert find_for(CalculatorInput(model="GPT-3 175B"), T4.name).message.startswith("No setting with")
+    found = find_for(given, 15, 12.7)
+    assert "GPT-2 L: at most" in found.message and found.input != given
+    fitting = find_for(found.input, 15, 12.7)
+    assert fitting.input == found.input, "it is the largest already"
+    smaller = find_for(CalculatorInput(model="GPT-3 175B", recompute="none"), 15, 12.7)
+    assert smaller.message.startswith("GPT-3 175B does not fit; the largest that does is GPT-") and smaller.input.model
+    assert "it takes" in find_for(CalculatorInput(), 1, 1).message
+    for impossible in ((0, 8), (8, math.nan), (8, "<b>")):
+        with pytest.raises(ValueError, match="expected GiB, more than 0"):
+            find_for(CalculatorInput(), *impossible)
 
 
 def test_an_estimate_of_a_named_model_is_instant_and_loads_no_torch():

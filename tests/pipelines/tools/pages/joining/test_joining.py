@@ -1,9 +1,14 @@
 """What a page decides and shows about a machine that takes part in a run: who may use it, its settings, its state."""
 
+import dataclasses
+import io
 import math
+import re
 
 import pytest
+from PIL import Image
 
+from pipelines.core.run.training_run import TrainingRun
 from pipelines.features.publishing.metrics.credit.standing import Standing, standing_in
 from pipelines.features.publishing.metrics.run_state import RunFacts, condition_of
 from pipelines.tools.doctor.check_result import fail, ok, warn
@@ -15,10 +20,14 @@ from pipelines.tools.pages.joining.presentation import (
     TITLES,
     checks_html,
     contribution_html,
+    gift_html,
     notice_html,
+    run_html,
     sparkline,
     state_html,
 )
+from pipelines.tools.pages.joining.run_profile import RunProfile
+from pipelines.tools.pages.joining.volunteer_card import VolunteerCard
 
 EVIL = "<img src=x onerror=alert(1)>&\"'"
 FIGURES = dict(epoch=3, loss=2.5, share_averaged=0.98, num_peers=4, num_samples=96, samples_per_second=12.0)
@@ -203,14 +212,56 @@ def test_every_phase_has_words_and_texts_of_strangers_are_never_markup():
     assert set(TITLES) >= ALIVE
 
 
-def test_before_the_start_the_page_says_what_the_run_is_doing():
-    over, alive = (condition_of(RunFacts(num_epochs=6, epoch=epoch), "org/run", now=0.0) for epoch in (6, 5))
-    shown = state_html(JoinView(condition=over), 0.0)
-    assert "The run is over</h2>" in shown and "Draw with it: dalle-collab generate org/run" in shown
-    shown = state_html(JoinView(condition=alive), 0.0)
-    assert "The run is at epoch 5 of 6. Check this machine, or start right away." in shown
-    shown = state_html(view_after(dict(event="over", message="All is trained."), condition=over), 0.0)
-    assert '<h2 role="status">Finished</h2><p>All is trained.</p>' in shown
+def profile(epoch, **values):
+    run = TrainingRun(run_id="birds", num_epochs=6, dataset_repository="org/codes")
+    names = ("alice", EVIL, "bob")
+    board = [dict(username=name, samples_today=9 - place) for place, name in enumerate(names)]
+    board += [None, dict(username=7), dict(username="mallory", samples_today="many")]
+    condition = condition_of(RunFacts(num_epochs=6, epoch=epoch, num_peers=2), "org/run", now=0.0)
+    return RunProfile(
+        repository="org/run", run=run, condition=condition,
+        **dict(board=dict(leaderboard=board), picture=Image.new("RGB", (40, 30), "#ff0000"), picture_epoch=4) | values,
+    )  # fmt: skip
+
+
+def test_before_the_start_the_page_says_what_the_run_is_who_is_there_and_what_it_costs():
+    shown = run_html(JoinView(profile=profile(5)), {})
+    for expected in (
+        "org/run</a>",
+        "text-to-image",
+        "Alive.",
+        "The run is at epoch 5 of 6; 2 peers here",
+        "image/jpeg",
+    ):
+        assert expected in shown
+    assert "alice (9 samples), bob (7 samples)<" in shown and "img src=x" not in shown and "mallory" not in shown
+    assert re.search(r"at least [\d.]+ GiB of a GPU and [\d.]+ GiB of RAM", shown)
+    assert "126 MB sent in each round" in shown and "your IP address" in shown
+
+
+def test_a_run_that_is_over_is_used_and_one_that_cannot_be_read_is_no_error():
+    over = JoinView(profile=profile(6))
+    assert "The run is over</h2>" in state_html(over, 0.0) and "state finished" in state_html(over, 0.0)
+    assert "Draw with it: <code>dalle-collab generate org/run" in run_html(over, {})
+    assert 'href="https://a.example">Draw with it' in run_html(over, dict(DEMO_SPACE="https://a.example"))
+    shown = state_html(view_after(dict(event="over", message="All is trained."), profile=profile(6)), 0.0)
+    assert '<h2 role="status">The run is over</h2><p>All is trained.</p>' in shown
+    assert "Unreachable." in run_html(JoinView(profile=RunProfile.unreachable("org/run")), {})
+
+
+def test_what_was_given_becomes_a_picture_to_share():
+    standing = Standing(place=2, num_contributors=500, samples=12_300, share=0.1)
+    view = JoinView(phase="stopped", username="alice", num_samples=40, standing=standing, profile=profile(5))
+    shown = gift_html(view, dict(LANDING_SPACE="https://a.example/"))
+    assert "alice gave 12,300 samples to org/run" in shown and "?run=org%2Frun&amp;volunteer=alice" in shown
+    assert gift_html(dataclasses.replace(view, phase="training"), {}) == ""
+    stranger = gift_html(dataclasses.replace(view, username=EVIL), dict(LANDING_SPACE="https://a.example/"))
+    assert "A volunteer gave" in stranger and "Your page" not in stranger and "onerror" not in stranger
+    long = VolunteerCard(profile=profile(5), username="W" * 96, samples=10**12, standing=standing)
+    drawn = Image.open(io.BytesIO(long.png()))
+    assert drawn.size == (1200, 630)
+    background = drawn.getpixel((0, 0))
+    assert {drawn.getpixel((620, y)) for y in range(630)} == {background}, "the name stays beside the pictures"
 
 
 def test_the_page_says_how_long_and_how_much():
