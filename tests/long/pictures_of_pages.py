@@ -85,9 +85,12 @@ class LiveRun:
             for name in TRAINERS
         ]
         file = self._folder / "auxiliary.jsonl"
-        wait_until(
-            lambda: file.exists() and any(look.get("held_epoch", 0) >= epochs for look in read_events(file)), 900
-        )
+
+        def newest() -> int:
+            looks = read_events(file) if file.exists() else []
+            return max([0, *(look.get("held_epoch", 0) for look in looks)])
+
+        wait_until(lambda: newest() >= epochs, 900)
         wait_until(lambda: sum("progress_reel/epoch-" in name for name in self._api.list_repo_files(LIVE)) >= 2, 120)
 
     def signal_trainers(self, number: int) -> None:

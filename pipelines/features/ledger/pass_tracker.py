@@ -63,7 +63,9 @@ class PassTracker:
         """
         if num_records <= 0:
             return
-        own, nobodys, others = [], [], []
+        own: list[tuple[Block, OpenBlock]] = []
+        nobodys: list[tuple[Block, OpenBlock]] = []
+        others: list[tuple[Block, OpenBlock]] = []
         for block, held in self.open.items():
             if held.free:
                 (own if held.reader == reader else nobodys if held.reader is None else others).append((block, held))
