@@ -97,7 +97,7 @@ DEMO: Mapping[str, Any] = {
 }
 """The recipe of `dalle-collab demo run`: two peers, each on one core, learn to draw scenes of 64 codes in six minutes.
 
-Its rates and outer steps were tuned for that; docs/measurements/training.md has what it reaches.
+Its rates and outer steps were tuned for that; docs/measurements/demos.md has what it reaches.
 """
 
 PRESETS = {

@@ -27,6 +27,7 @@ from rich.console import Console
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 from browsing import CHROMIUM, SIZES, serious_findings
+from running_programs import wait_for
 
 from hub_tools.atomic_files import write_text_whole
 from hub_tools.local_hub import LocalHub
@@ -41,10 +42,13 @@ from pipelines.tools.demo.stages import Stages
 
 LIVE, OVER, NOWHERE = "demo/live", "demo/scenes", "demo/nothing"
 TRAINERS = ("alice", "bob")
-STATES = ("not begun", "alive", "stalled", "nobody here", "over", "unreachable")
+STATES = [phase.value for phase in RunPhase]
 LIVE_STATES = STATES[:4]
 HOST = "/ip4/127.0.0.1/tcp/0"
 SECONDS_TO_SETTLE, SECONDS_WITHOUT_CHANGE = 60.0, 3.0
+SECONDS_UNTIL_MISSED = 90.0
+"""After which the records of peers that say nothing have ended, and an epoch is late."""
+
 LATER_MS = 7_200_000
 """The landing page takes a run for stalled by the age of what was published: it is shown two hours later."""
 
@@ -78,30 +82,32 @@ class LiveRun:
         )  # fmt: skip
         self._auxiliary = self._start("auxiliary", "organiser", "run", "assist", LIVE)
 
-    def reach(self, epochs: int = 10) -> None:
-        """Let two peers train until so many epochs are over and two pictures are drawn."""
+    def reach(self, epoch: int = 12) -> None:
+        """Let two peers train until this epoch's checkpoint is published: pictures of those before it are drawn."""
         self._trainers = [
             self._start(name, name, "join", LIVE, "--cpu-threads", "1", "--device", "cpu", "--micro-batch-size", "48")
             for name in TRAINERS
         ]
         file = self._folder / "auxiliary.jsonl"
 
-        def newest() -> int:
-            looks = read_events(file) if file.exists() else []
-            return max([0, *(look.get("held_epoch", 0) for look in looks)])
+        def is_published() -> bool:
+            return any(look.get("published_epoch", 0) >= epoch for look in read_events(file))
 
-        wait_until(lambda: newest() >= epochs, 900)
-        wait_until(lambda: sum("progress_reel/epoch-" in name for name in self._api.list_repo_files(LIVE)) >= 2, 120)
+        wait_for(lambda: file.exists() and is_published(), f"a checkpoint of epoch {epoch}", 900)
 
-    def signal_trainers(self, number: int) -> None:
-        """Send all processes of the trainers a signal."""
+    def freeze_trainers(self) -> None:
+        """Stop all processes of the trainers."""
         for program in self._trainers:
-            os.killpg(program.process.pid, number)
+            os.killpg(program.process.pid, signal.SIGSTOP)
+
+    def kill_trainers(self) -> None:
+        """End them as a failure of power would."""
+        while self._trainers:
+            self._trainers.pop().kill()
 
     def end(self) -> None:
         """End all that runs."""
-        self.signal_trainers(signal.SIGKILL)
-        self._trainers = []
+        self.kill_trainers()
         if self._auxiliary is not None:
             stop_all([self._auxiliary])
 
@@ -164,15 +170,6 @@ def settle(page: Page) -> None:
         now = page.evaluate("document.body.innerText").strip()
         if not now or now != text:
             text, since = now, time.monotonic()
-
-
-def wait_until(is_so: Callable[[], bool], seconds: float) -> None:
-    """Look every second. TimeoutError if it is not so in time."""
-    end = time.monotonic() + seconds
-    while not is_so():
-        if time.monotonic() > end:
-            raise TimeoutError(f"not so after {seconds:.0f} s; the logs are in the demo's folder")
-        time.sleep(1.0)
 
 
 @contextlib.contextmanager
@@ -249,14 +246,14 @@ def main() -> int:
             steps: dict[str, Callable[[], None]] = {
                 "not begun": lambda: None,
                 "alive": live.reach,
-                "stalled": lambda: live.signal_trainers(signal.SIGSTOP),
-                "nobody here": lambda: live.signal_trainers(signal.SIGKILL),
+                "stalled": live.freeze_trainers,
+                "nobody here": live.kill_trainers,
             }
             with RunningSpaces(spaces_of(run=LIVE), stages) as spaces:
                 for state, step in steps.items():
                     step()
                     if state in ("stalled", "nobody here"):
-                        wait_until(lambda since=time.monotonic(): time.monotonic() - since > 90, 120)
+                        time.sleep(SECONDS_UNTIL_MISSED)
                     if state in states:
                         look(state, LIVE, spaces.addresses)
         report["findings"] = {file: found for file, found in camera.findings.items() if found}
