@@ -18,7 +18,7 @@ FINETUNE = ("model", "finetune", "org/run", "--dataset", "org/codes", "--output"
     [
         ((*GENERATE, "--patience", "60"), "--patience: it is about volunteers' servers, for --swarm and --blocks"),
         ((*GENERATE, "--swarm", "--batch-size", "8"), "--batch-size: with --swarm volunteers choose"),
-        ((*EVALUATE, "--compare-top-k", "3"), "--compare-top-k: it has no effect without --compare ORG/RUN"),
+        ((*EVALUATE, "--compare-top-k", "3"), "--compare-top-k: it has no effect without --compare OTHER"),
         ((*EVALUATE, "--seeds", "2", "--tokens", "64"), "--seeds, --tokens: it has no effect without --token-classifi"),
         ((*ASSIST, "--evaluation-drawings", "2"), "--evaluation-drawings: it has no effect without --evaluation-inter"),
         ((*ASSIST, "--audit-minutes", "5"), "--audit-minutes: it has no effect without --audit-prompts FILE"),

@@ -86,5 +86,5 @@ def test_a_plain_model_is_accepted_also_with_tied_parameters(model):
 def test_a_model_for_which_the_shared_memory_is_too_small_is_refused_before_the_kernel_kills_it():
     model = nn.Linear(1000, 1000)  # 1,001,000 parameters and as many gradients, of 4 bytes each
     check_shared_memory(model, free=8_008_000)
-    with pytest.raises(OSError, match=r"needs 8 MB of shared memory, and 7 MB are free in /dev/shm.*--shm-size"):
+    with pytest.raises(OSError, match=r"needs 8 MiB of shared memory, and 7 MiB are free in /dev/shm.*--shm-size"):
         check_shared_memory(model, free=7_000_000)

@@ -107,8 +107,8 @@ def chart_html(chart: Chart) -> str:
     xs = "".join(_label("left", across.place(place) / WIDTH, text) for place, text in _axis_ticks(chart.axis, across))
     return (
         f'<figure class="chart">{head}<div class="plot" tabindex="0" role="group" data-keep="{escaped(chart.title)}" '
-        f'aria-label="{escaped(chart.title)}: the arrow keys read single values" data-low="{across.low!r}" '
-        f'data-high="{across.high!r}"><div class="ys">{ys}</div>{picture}<div class="xs">{xs}</div></div></figure>'
+        f'aria-label="{escaped(chart.title)}: the arrow keys read single values" data-low="{float(across.low)}" '
+        f'data-high="{float(across.high)}"><div class="ys">{ys}</div>{picture}<div class="xs">{xs}</div></div></figure>'
     )
 
 

@@ -63,7 +63,7 @@ def test_shipped_weights_are_small_safetensors_and_nothing_is_a_pickle(folder):
     weights = list(folder.glob("*.safetensors"))
     assert len(weights) == 1
     assert weights[0].stat().st_size <= 3_000_000
-    assert {path.suffix for path in folder.iterdir()} <= {".safetensors", ".json"}
+    assert {path.suffix for path in folder.iterdir()} <= {".safetensors", ".json", ".md"}
 
 
 def test_the_shipped_codec_has_the_demos_sizes(codec):

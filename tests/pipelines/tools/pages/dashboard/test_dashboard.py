@@ -172,7 +172,7 @@ def test_the_first_screen_says_who_trains_since_when_and_shows_what_is_drawn_by_
     assert "<b>anna, &lt;i&gt;bert&lt;/i&gt;, 0, 1, 2, 3, 4, 5 and 3 more</b> train now." in shown
     assert "The first epoch ended on 2025-10-09" in shown
     assert shown.index("reel/epoch-3.webp") < shown.index("reel/epoch-12.webp") and "a &lt;b&gt;robin" in shown
-    many = HubView(run=RUN, pictures={epoch: f"epoch-{epoch}.webp" for epoch in range(1, 101)})
+    many = HubView(run=RUN, pictures={epoch: (f"epoch-{epoch}.webp", 0.0) for epoch in range(1, 101)})
     line = re.findall(r"reel/epoch-(\d+)", now_html([], 0.0, many, is_live=True))
     assert (len(line), line[0], line[-1]) == (8, "1", "100")
     assert "<b>Nobody</b> trains now." in now_html([], 0.0, HubView(run=RUN), is_live=True)
