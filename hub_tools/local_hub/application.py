@@ -1,6 +1,7 @@
 """The web application of the embedded Hub: all routes over one storage."""
 
 import logging
+from collections.abc import Mapping
 from http import HTTPStatus
 
 from fastapi import FastAPI, Request, Response
@@ -27,6 +28,7 @@ from .routes import (
     space_routes,
     upload_routes,
 )
+from .routes.page_routes import problem_page
 from .routes.request_parts import HubSettings
 from .store.object_store import DISK_FULL_ERRORS
 from .store.storage import HubStorage
@@ -98,7 +100,7 @@ class EncodedPaths:
 
 async def _answer_refusal(request: Request, error: Exception) -> Response:
     assert isinstance(error, HubError)
-    return JSONResponse(error.body(), status_code=error.status, headers=error.headers())
+    return _refusal(request, error.body(), error.status, error.headers())
 
 
 async def _answer_invalid_request(request: Request, error: Exception) -> Response:
@@ -111,7 +113,16 @@ async def _answer_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     message = f"The embedded Hub has no {request.method} {request.url.path}"
     known = error.status_code in (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED)
-    return JSONResponse({"error": message if known else error.detail}, status_code=error.status_code)
+    return _refusal(request, {"error": message if known else error.detail}, error.status_code)
+
+
+def _refusal(
+    request: Request, body: Mapping[str, object], status: int, headers: Mapping[str, str] | None = None
+) -> Response:
+    """Answer a client with JSON, a person's browser with a page."""
+    if "text/html" in request.headers.get("accept", ""):
+        return problem_page(str(body["error"]), status, headers or {})
+    return JSONResponse(body, status_code=status, headers=headers)
 
 
 async def _answer_nobody(request: Request, error: Exception) -> Response:

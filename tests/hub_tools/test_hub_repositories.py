@@ -347,3 +347,12 @@ def test_a_card_is_a_page_with_the_repositorys_pictures_and_nothing_foreign(api,
     assert "<script" not in page and 'href="javascript' not in page and 'src="//' not in page
     assert "<td>0.2713</td>" in page and "print('&lt;3')" in page.replace("&#x27;", "'") and " UTC</td>" in page
     assert "default-src 'none'" in answer.headers["content-security-policy"]
+
+
+def test_a_browser_is_told_on_a_page_what_a_client_is_told_in_json(hub):
+    for address in ("/org/<b>missing</b>", "/no/such/page/here"):
+        told = httpx.get(hub.endpoint + address)
+        shown = httpx.get(hub.endpoint + address, headers={"Accept": "text/html,*/*;q=0.8"})
+        assert told.status_code == shown.status_code in (401, 404) and told.json()["error"]
+        assert "<b>missing" not in shown.text and f"<h1>{shown.status_code}</h1>" in shown.text
+        assert shown.headers.get("x-error-code") == told.headers.get("x-error-code")

@@ -1,5 +1,6 @@
 """Plain pages for a person with a browser: what repositories there are and what is in them. No scripts."""
 
+from collections.abc import Mapping
 from urllib.parse import quote
 
 from fastapi import APIRouter, Response
@@ -76,12 +77,19 @@ def repository_page(access: AccessOf) -> Response:
     return _page(repository.full_name, f"{place}{card}<h2>Files</h2>{_table(files)}<h2>Commits</h2>{_table(history)}")
 
 
-def _page(title: str, body: str) -> Response:
+def problem_page(message: str, status: int, headers: Mapping[str, str]) -> Response:
+    """Return a page that says why there is none."""
+    body = f'<h1>{status}</h1><p>{escaped(message)}</p><p><a href="/">All repositories</a></p>'
+    return _page(str(status), body, status=status, headers=headers)
+
+
+def _page(title: str, body: str, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     head = (
         '<meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">'
         f"<title>{escaped(title)}</title><style>{STYLE}</style>"
     )
-    return HTMLResponse(f"<!doctype html><html lang=en><head>{head}</head><body>{body}</body></html>", headers=HEADERS)
+    page = f"<!doctype html><html lang=en><head>{head}</head><body>{body}</body></html>"
+    return HTMLResponse(page, status_code=status, headers={**(headers or {}), **HEADERS})
 
 
 def _table(rows: list[list[str]]) -> str:

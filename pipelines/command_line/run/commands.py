@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hub_tools.counted import counted
+from hub_tools.counted import counted, nats
+from hub_tools.printing.marked_up import in_words
 from pipelines.command_line.run import assist as run_assist
 from pipelines.command_line.run import audit as run_audit
 from pipelines.command_line.run import authorize as run_authorize
@@ -176,7 +177,7 @@ def show(repository: Run) -> None:
     if history:
         newest = history[-1]
         who = f"{counted(newest['num_peers'], 'peer')} at epoch {newest['epoch']:,}"
-        said.insert(1, f"Loss {newest['loss']:.4f}; {who}.")
+        said.insert(1, f"Training loss {nats(newest['loss'])} nats; {who}.")
     for line in said:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     table = Table("setting", "value")
@@ -186,9 +187,9 @@ def show(repository: Run) -> None:
     table.add_row("who may join", who, style="bold")
     if not run.is_open:
         table.add_row("who may draw with what volunteers serve", run.who_may_draw)
-    table.add_row("newest checkpoint", "none yet" if state is None else f"epoch {state['epoch']}", style="bold")
+    table.add_row("newest checkpoint", "none yet" if state is None else f"epoch {state['epoch']:,}", style="bold")
     for name, value in dataclasses.asdict(run).items():
-        table.add_row(name, json.dumps(value) if isinstance(value, (dict, list, tuple)) else str(value))
+        table.add_row(name, in_words(value))
     console.print(table)
 
 
