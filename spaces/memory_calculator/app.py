@@ -7,6 +7,7 @@ import gradio as gr
 
 from hub_tools.endpoint import prepare_hub_client
 from hub_tools.one_line_errors import explain_error
+from hub_tools.printing.marked_up import escaped
 from hub_tools.printing.printable import one_line
 from pipelines.features.memory_estimate.model_presets import MODEL_PRESETS
 from pipelines.features.memory_estimate.models.precision import PRECISIONS
@@ -39,15 +40,24 @@ def build_interface(run: str) -> gr.Blocks:
         return shown.summary, shown.picture, shown.fits, shown.command, shown.total, offload
 
     def open_with(request: gr.Request, *values: object) -> tuple[object, ...]:
-        """Return the controls as the page opens: with the run's model."""
+        """Return the controls as the page opens: with the run's model, or as they are if that cannot be read."""
         asked = request.query_params.get("run") or run
-        return as_in_run(*(asked if name == "repository" else value for name, value in zip(NAMES, values, strict=True)))
-
-    def as_in_run(*values: object) -> tuple[object, ...]:
+        named = [asked if name == "repository" else value for name, value in zip(NAMES, values, strict=True)]
         try:
-            return CalculatorInput.from_values(values).as_in_run().values()
+            return asked, *CalculatorInput.from_values(named).as_in_run().values()
+        except (ValueError, OSError) as error:
+            gr.Warning(escaped(explain_error(error)), duration=None, title="This is not the run's model")
+            return "", *values
+
+    def as_in_run(shown_run: str, *values: object) -> tuple[object, ...]:
+        """Return the controls with what the run decides, if another one is named by now."""
+        name = values[NAMES.index("repository")]
+        try:
+            if name != shown_run:
+                return name, *CalculatorInput.from_values(values).as_in_run().values()
         except (ValueError, OSError):  # the summary says so
-            return values
+            pass
+        return name, *(gr.skip() for _ in values)
 
     def find(gpu: float, ram: float, *values: object) -> tuple[object, ...]:
         try:
@@ -65,12 +75,12 @@ def build_interface(run: str) -> gr.Blocks:
 
     with gr.Blocks(title="Training memory calculator") as interface:
         gr.Markdown(INTRODUCTION)
-        first = gr.State(None)
+        first, shown_run = gr.State(None), gr.State("")
         with gr.Row():
             with gr.Column(scale=2, min_width=300):
                 inputs = _inputs()
             with gr.Column(scale=3, min_width=300):
-                summary = gr.Textbox(label="Summary", lines=2, interactive=False)
+                summary = gr.Textbox("Reading the model…", label="Summary", lines=2, interactive=False)
                 picture = gr.HTML()
                 with gr.Row():
                     keep_button = gr.Button("Keep as A and compare", min_width=140)
@@ -94,8 +104,15 @@ def build_interface(run: str) -> gr.Blocks:
         by_name = dict(zip(NAMES, inputs, strict=True))
         repository, offload = by_name["repository"], by_name["offload_optimizer"]
         quiet = dict(show_progress="hidden", concurrency_limit=8)
-        named = gr.on([repository.submit, repository.blur], as_in_run, inputs, inputs, api_name=False, **quiet)
-        opened = interface.load(open_with, inputs, inputs, api_name=False, **quiet)
+        named = gr.on(
+            [repository.submit, repository.blur],
+            as_in_run,
+            [shown_run, *inputs],
+            [shown_run, *inputs],
+            api_name=False,
+            **quiet,
+        )
+        opened = interface.load(open_with, inputs, [shown_run, *inputs], api_name=False, **quiet)
         # A name that is being typed is no name yet.
         changes = [item.change for item in inputs if item is not repository] + [first.change]
         shown = dict(fn=show, inputs=[first, *inputs], outputs=[summary, picture, fits, command, total, offload])

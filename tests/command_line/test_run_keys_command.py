@@ -84,7 +84,7 @@ def test_a_list_that_somebody_with_write_access_changed_is_refused_and_put_back(
     changed["keys"].append(dict(key=new_key("thief"), roles=["publisher"], added_at=1, revoked_at=None))
     run.write(json.dumps(changed))
     line = the_line(run.command())
-    assert "is not signed by the run's organiser" in line and line.endswith("run keys ORG/RUN --restore")
+    assert "is not signed by the run's organiser" in line and line.endswith(f"run keys {run.repository} --restore")
     shown = run.done("--restore")
     assert new_key("thief") not in shown and run.titles()[0] == "Put the list of keys back"
     assert (run.listed.entries, run.listed.serial) == (good.entries, good.serial + 1)
@@ -100,7 +100,7 @@ def test_a_list_that_somebody_with_write_access_changed_is_refused_and_put_back(
     ("options", "message"),
     [
         (("--add", "me"), "'me' is not a key; expected ed25519: and the base64 of 32 bytes"),
-        (("--revoke", f"ed25519:{0:043d}="), "= is not listed. See the list: dalle-collab run keys ORG/RUN"),
+        (("--revoke", f"ed25519:{0:043d}="), "= is not listed. See the list: dalle-collab run keys org/listed-run"),
         (("--add", f"ed25519:{0:043d}=", "--role", "king"), "--role got king; expected publisher or anchor"),
         (("--add", f"ed25519:{0:043d}=", "--restore"), "Expected one of --add, --revoke, --restore, --backup-key and"),
         (("--role", "anchor"), "and --role only with --add"),

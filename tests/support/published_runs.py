@@ -214,9 +214,13 @@ def interrupt(process: subprocess.Popen, seconds: float = 30) -> int:
     return process.wait(seconds)
 
 
+TOLD = re.compile(r"\d{4}-\d\d-\d\dT\S+ INFO ")
+"""How the lines of a command begin that tell what it does."""
+
+
 def the_line(done: subprocess.CompletedProcess) -> str:
-    """Return the one line of a command that ended with a mistake of its user."""
+    """Return the one line of a command that ended with a mistake of its user, after what it may have told before."""
     assert done.returncode == 1, done.stdout + done.stderr
-    lines = done.stderr.strip().splitlines()
+    lines = [line for line in done.stderr.strip().splitlines() if not TOLD.match(line)]
     assert len(lines) == 1 and lines[0].startswith("dalle-collab: "), done.stderr
     return lines[0]

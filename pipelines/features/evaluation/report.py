@@ -132,19 +132,24 @@ def figures_table(report: EvaluationReport) -> Table:
     """Return the figures for people, within 80 columns; `figures_notes` says what they are."""
     table = Table(title=str(report.subject["name"]), box=SIMPLE, pad_edge=False)
     for column in ("figure", "value", f"{CONFIDENCE:.0%} interval", "of", "better"):
-        table.add_column(column, justify="right" if column in ("value", "of") else "left", overflow="fold")
+        table.add_column(column, justify="right" if column in ("value", "of") else "left", no_wrap=column != "figure")
     for item in report.measurement.figures:
-        table.add_row(item.name, f"{item.value:.4g}", item.interval, item.basis, item.direction)
+        table.add_row(_in_words(item.name), f"{item.value:.4g}", item.interval, item.basis, item.direction)
     for name in report.left_out:
-        table.add_row(name, "left out")
+        table.add_row(_in_words(name), "left out")
     return table
+
+
+def _in_words(name: str) -> str:
+    """Return a figure's name so that a narrow table breaks it between words."""
+    return name.replace("_", " ")
 
 
 def figures_notes(report: EvaluationReport) -> list[str]:
     """Return a line for each figure that has a meaning, and for each that is left out."""
     meanings = {item.name: item.meaning for item in report.measurement.figures if item.meaning}
     reasons = {name: f"left out: {reason}" for name, reason in report.left_out.items()}
-    return [f"{name}: {said}" for name, said in (meanings | reasons).items()]
+    return [f"{_in_words(name)}: {said}" for name, said in (meanings | reasons).items()]
 
 
 def differences_table(first: str, second: str, differences: Sequence[Difference]) -> Table:
@@ -209,7 +214,7 @@ def _write(path: Path, facts: Mapping[str, Any]) -> Path:
 def _cells(item: Difference) -> tuple[str, ...]:
     interval = "0" if item.low == item.high == 0 else f"{item.low:+.3g} to {item.high:+.3g}"
     difference = "0" if item.difference == 0 else f"{item.difference:+.3g}"
-    return item.name, f"{item.first:.4g}", f"{item.second:.4g}", difference, interval, item.verdict
+    return _in_words(item.name), f"{item.first:.4g}", f"{item.second:.4g}", difference, interval, item.verdict
 
 
 def _image(picture: torch.Tensor, name: str) -> str:
