@@ -5,6 +5,7 @@
 
 import datetime
 import math
+from decimal import ROUND_HALF_UP, Decimal
 
 UNITS_OF_FILES = ("bytes", "kB", "MB", "GB", "TB", "PB")
 UNITS_OF_MEMORY = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB")
@@ -17,11 +18,11 @@ def counted(number: int, noun: str, plural: str = "") -> str:
 
 def duration(seconds: float) -> str:
     """Return a length of time: `45 s`, `12 min`, `3 h 5 min`, `2.5 days`."""
-    minutes = round(seconds / 60)
+    minutes = math.floor(seconds / 60 + 0.5)
     if seconds < 100:
-        return f"{seconds:.0f} s" if seconds >= 1 else f"{seconds:.3g} s"
+        return f"{_fixed(seconds, 0)} s" if seconds >= 1 else f"{seconds:.3g} s"
     if minutes >= 48 * 60:
-        return f"{seconds / 86_400:,.1f} days"
+        return f"{_fixed(seconds / 86_400, 1)} days"
     return f"{minutes} min" if minutes < 60 else f"{minutes // 60:,} h {minutes % 60} min"
 
 
@@ -34,7 +35,7 @@ def date(seconds: float) -> str:
 
 def nats(loss: float | None) -> str:
     """Return a loss with the digits that it has everywhere: `2.3456`; `–` for none."""
-    return "–" if loss is None or not math.isfinite(loss) else f"{loss:,.4f}"
+    return "–" if loss is None or not math.isfinite(loss) else _fixed(loss, 4)
 
 
 def file_size(num_bytes: float) -> str:
@@ -52,4 +53,9 @@ def _in_units(number: float, base: int, units: tuple[str, ...]) -> str:
     while number >= 999.5 and power < len(units) - 1:
         number, power = number / base, power + 1
     digits = 0 if number >= 99.95 or power == 0 else 1
-    return f"{number:,.{digits}f}".removesuffix(".0") + f" {units[power]}"
+    return _fixed(number, digits).removesuffix(".0") + f" {units[power]}"
+
+
+def _fixed(number: float, digits: int) -> str:
+    """Return a number with so many digits after the point, halves rounded away from 0 as browsers do."""
+    return f"{Decimal(number).quantize(Decimal(10) ** -digits, rounding=ROUND_HALF_UP):,}"

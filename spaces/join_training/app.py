@@ -67,6 +67,12 @@ def build_interface(session: JoinSession, environment: Mapping[str, str]) -> gr.
         news = [gr.skip() if new == old else gr.update(**new) for new, old in zip(shown, known, strict=True)]
         return [gr.skip() if shown == seen else shown, *news]
 
+    def learn_run(run: str, profile: gr.OAuthProfile | None) -> None:
+        """Read the page's run, or one that is chosen by who may start the trainer: everybody is shown it."""
+        own = environment.get("RUN", "")
+        if own or access_of(environment, profile and profile.username).is_granted:
+            session.learn_run(own or run)
+
     def press(act: Callable[[], None], profile: gr.OAuthProfile | None) -> object:
         """Run a button's action if the visitor is permitted to; return a notice about it."""
         access = access_of(environment, profile and profile.username)
@@ -142,7 +148,7 @@ def build_interface(session: JoinSession, environment: Mapping[str, str]) -> gr.
         # What is known of the run is at most a minute old whenever somebody opens the page.
         gr.on(
             [interface.load, gr.Timer(60.0).tick, fields[0].submit, fields[0].blur],
-            session.learn_run,
+            learn_run,
             fields[:1],
             None,
             **quiet,

@@ -46,7 +46,7 @@ def build_interface(run: str) -> gr.Blocks:
         try:
             return asked, *CalculatorInput.from_values(named).as_in_run().values()
         except (ValueError, OSError) as error:
-            gr.Warning(escaped(explain_error(error)), duration=None, title="This is not the run's model")
+            gr.Warning(f"Not the run's model: {escaped(explain_error(error))}", duration=None)
             return "", *values
 
     def as_in_run(shown_run: str, *values: object) -> tuple[object, ...]:
@@ -54,7 +54,9 @@ def build_interface(run: str) -> gr.Blocks:
         name = values[NAMES.index("repository")]
         try:
             if name != shown_run:
-                return name, *CalculatorInput.from_values(values).as_in_run().values()
+                decided = CalculatorInput.from_values(values).as_in_run().values()
+                # What the run leaves to its peers may have been changed meanwhile.
+                return name, *(gr.skip() if new == old else new for new, old in zip(decided, values, strict=True))
         except (ValueError, OSError):  # the summary says so
             pass
         return name, *(gr.skip() for _ in values)

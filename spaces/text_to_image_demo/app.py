@@ -103,7 +103,7 @@ def build_interface(settings: DrawingSettings) -> gr.Blocks:
         shown = (gallery, message, gr.State(None))
         completion = (picture, rows, is_pinned)
         drawings = _wire_drawing(
-            desk, inputs, completion, (draw_button, stop_button), shown, after, (by_itself, after.row)
+            desk, inputs, completion, (draw_button, stop_button), shown, after, (by_itself, after.row, link)
         )
         _wire_after(inputs, shown, after, (link, earlier), seen, drawings)
         _wire_opening(interface, desk, inputs, (message, is_pinned), speed, drawings)
@@ -201,7 +201,7 @@ def _wire_drawing(
     buttons: tuple[gr.Button, gr.Button],
     outputs: tuple[gr.Gallery, gr.HTML, gr.State],
     after: After,
-    hidden: tuple[gr.Gallery, gr.Row],
+    hidden: tuple[gr.Gallery, gr.Row, gr.HTML],
 ) -> list[gr.events.Dependency]:
     gallery, message, last = outputs
 
@@ -326,6 +326,9 @@ def _wire_after(
 
     def come_back(drawn: Sequence[KeptDrawing], event: gr.SelectData) -> list[Any]:
         drawing = drawn[event.index]
+        if not drawing.is_there:
+            said = _said("These pictures are no longer on the server.")
+            return [gr.skip(), said, *[gr.skip()] * (1 + len(details) + len(others) + len(seen))]
         return [
             drawing.files, _said(drawing.shown.message), drawing.shown,
             *show_details(drawing),

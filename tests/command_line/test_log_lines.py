@@ -123,7 +123,9 @@ def test_all_steps_of_a_round_that_fails_are_one_line_in_all_processes_but_an_er
     assert folded.lines() == ["Peer bob did not answer.", "Values are not finite."]
     folded.now[0] += FOLD_SECONDS
     fail()
-    assert folded.lines()[2:] == ["Peer bob stopped sending. (… 2 more times in 3 min)"]
+    assert folded.lines()[2:] == ["Peer bob stopped sending. (… 2 more warnings of a round in 3 min)"]
+    folded.say("A local gradient was not finite and was dropped.", name="pipelines.core.epoch.optimizer")
+    assert len(folded.lines()) == 4, "that is no fault of a round"
 
 
 def test_a_hub_that_cannot_be_reached_is_one_line_whoever_says_it(folded):

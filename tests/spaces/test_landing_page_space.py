@@ -195,7 +195,22 @@ def test_its_figures_are_those_of_the_training_code(hub, address):
             " return groups.map(group => m.aggregate(group, rule)); }",
             groups,
         )
-        numbers = [0.27134, 31.2, 999.6, 1580.0, 47_000.0, 123_456_789.0, 1.8e9, 2.5e9]
+        numbers = [
+            0.27134,
+            0.03125,
+            2.345649,
+            44.5,
+            150.0,
+            1.25 * 2**30,
+            1.35 * 2**20,
+            31.2,
+            999.6,
+            1580.0,
+            47_000.0,
+            123_456_789.0,
+            1.8e9,
+            2.5e9,
+        ]
         written = page.evaluate(
             "async numbers => { const m = await import('/scripts/numbers.js');"
             " return numbers.map(v => [m.asLoss, m.asBytes, m.asMemory, m.asDuration, m.asDate].map(as => as(v))); }",

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -9,9 +10,10 @@ from huggingface_hub import constants
 
 from hub_tools.endpoint import prepare_hub_client
 from pipelines.tools.pages.dashboard.dashboard import Dashboard
-from pipelines.tools.pages.dashboard.hub_reading import HubReader
+from pipelines.tools.pages.dashboard.hub_reading import ComparedRuns, HubReader
 from pipelines.tools.pages.dashboard.settings import DashboardSettings
 from pipelines.tools.pages.dashboard.swarm.swarm_process import WAITING, SwarmReader
+from pipelines.tools.pages.joining.join_session import JoinSession
 
 readers: dict[str, HubReader] = {}
 
@@ -56,8 +58,32 @@ def swarm(repository):
         return dict(problem=reader.view.problem)
 
 
+def compare(repository):
+    """Say what the dashboard can show of another run; asked again while one is being read."""
+    deadline, runs = time.monotonic() + 60, ComparedRuns()
+    while (found := runs.get(repository)).problem == "The Hub has not answered yet." and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return dict(problem=found.problem, epoch=found.history.newest_epoch)
+
+
+def learn(repository):
+    """Ask the joining page for many runs at once, this one last; say how many were read at a time and what is shown."""
+    session, most = JoinSession(), 0
+    for name in (*(f"alice/none-{number}" for number in range(50)), repository):
+        session.learn_run(name)
+        most = max(most, sum(thread.name == "run-profile" for thread in threading.enumerate()))
+    deadline = time.monotonic() + 60
+    while session.view().profile is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    profile = session.view().profile
+    return dict(most=most, repository=profile.repository, state=profile.condition.state, costs=list(profile.costs))
+
+
 if __name__ == "__main__":
     prepare_hub_client()
     for line in sys.stdin:
         question, repository = line.split()
-        print(json.dumps(dict(look=look, page=page, swarm=swarm)[question](repository)), flush=True)
+        print(
+            json.dumps(dict(look=look, page=page, swarm=swarm, compare=compare, learn=learn)[question](repository)),
+            flush=True,
+        )

@@ -13,13 +13,13 @@ from huggingface_hub import HfApi, constants
 from huggingface_hub.utils import disable_progress_bars
 from PIL import Image, ImageDraw
 
-from hub_tools.run_files import METRICS_FOLDER, REEL_FOLDER
+from hub_tools.run_files import METRICS_FOLDER, REEL_FOLDER, SUMMARY_FILE
 from pipelines.core.run.training_run import TrainingRun
 from pipelines.features.publishing.metrics.credit.contribution_files import write_contributions
 from pipelines.features.publishing.metrics.credit.contributions import Contribution, ContributionLedger
 from pipelines.features.publishing.metrics.evaluation.checkpoint_figures import CheckpointFigure, write_figures
 from pipelines.features.publishing.metrics.evaluation.held_out_losses import write_evaluations
-from pipelines.features.publishing.metrics.history import write_history
+from pipelines.features.publishing.metrics.history import summary_json, write_history
 from pipelines.features.publishing.metrics.sample_gallery import write_index
 
 PROMPTS = ("a red fox", "two green birds <3")
@@ -111,6 +111,8 @@ def publish_recorded_run(
         write_evaluations(recorded_evaluations(history[99::100]), folder / METRICS_FOLDER)
         write_figures(recorded_figures(history[99::100]), folder / METRICS_FOLDER)
         write_contributions(recorded_contributions(num_users, end), folder / METRICS_FOLDER)
+        facts = dict(facts={}, evaluations=[], leaderboard=[], num_contributors=num_users)
+        (folder / METRICS_FOLDER / SUMMARY_FILE).write_text(summary_json(history=history, now=end, **facts))
         _write_reel(folder / REEL_FOLDER, checkpoints)
         (folder / "run_state.json").write_text(json.dumps(dict(run_id=run.run_id, epoch=num_epochs)))
         api.create_repo(repository, exist_ok=True)

@@ -8,10 +8,11 @@ from collections.abc import Callable
 from datetime import datetime
 from multiprocessing.sharedctypes import RawArray
 
+import httpx2
 from rich.console import Console
 
 from hub_tools.counted import counted, duration
-from hub_tools.one_line_errors import CANNOT_REACH, CLIENT_PACKAGES, with_run_named
+from hub_tools.one_line_errors import CANNOT_REACH, with_run_named
 from hub_tools.printing.consoles import UNWRAPPED, PrintableConsole
 from hub_tools.printing.printable import one_line
 
@@ -36,6 +37,9 @@ EXPECTED_FAULTS = {
     "pipelines.features.hub_rounds": "a round",
 }
 """Whose warnings are of one event, by the beginning of a logger's name: each step of it says what it saw."""
+
+NOT_EXPECTED = re.compile(r"not finite|outvoted|falsely|accuse|anchor|lacks|[Aa]nother (training )?state")
+"""What such a warning has if it is of something else: of a machine that fails, or of somebody who cheats."""
 
 LOST_HUB = "the Hub"
 
@@ -67,7 +71,8 @@ class FoldsRepetitions(logging.Filter):
             return False
         goes_on = now < said + 2 * seconds
         if goes_on and count:
-            record.msg = f"{record.getMessage()} (… {count:,.0f} more times in {duration(now - said)})"
+            again = f"more warnings of {kind}" if kind in self._faults else "more times"
+            record.msg = f"{record.getMessage()} (… {count:,.0f} {again} in {duration(now - said)})"
             record.args = None
         known[:] = [now, min(LONGEST_FOLD_SECONDS, 2 * seconds) if goes_on else FOLD_SECONDS, 0.0]
         return True
@@ -79,7 +84,7 @@ def _kind_of(record: logging.LogRecord) -> str:
     given = record.args if isinstance(record.args, tuple) else ()
     if CANNOT_REACH in message or any(map(_is_of_a_lost_hub, (*given, (record.exc_info or (None, None))[1]))):
         return LOST_HUB
-    if record.levelno == logging.WARNING:
+    if record.levelno == logging.WARNING and not NOT_EXPECTED.search(message):
         for start, fault in EXPECTED_FAULTS.items():
             if record.name.startswith(start):
                 return fault
@@ -88,11 +93,9 @@ def _kind_of(record: logging.LogRecord) -> str:
 
 def _is_of_a_lost_hub(error: object) -> bool:
     """Whether an error is that nothing answers; what the Hub answers is an error of its own."""
-    while isinstance(error, BaseException):
-        if type(error).__module__.partition(".")[0] in CLIENT_PACKAGES and not hasattr(error, "response"):
-            return True
+    while isinstance(error, BaseException) and not isinstance(error, httpx2.TransportError):
         error = error.__cause__
-    return False
+    return isinstance(error, httpx2.TransportError)
 
 
 class OneLineFormatter(logging.Formatter):

@@ -13,7 +13,7 @@ from rich.console import Console, Group
 from rich.padding import Padding
 from rich.text import Text
 
-from hub_tools.counted import counted, duration, file_size
+from hub_tools.counted import counted, duration, file_size, nats
 from hub_tools.processes.process_group import HAS_GROUPS, START_AGAIN_EXIT_CODE, seconds_since_start
 from pipelines.command_line.terminal.check_list import report_obstacles
 from pipelines.command_line.terminal.entry_words import options_without_effect, what_entering_asks, who_may_join
@@ -209,7 +209,7 @@ class Session:
             batch_size=run.samples_per_epoch, samples_per_second=speed,
         )  # fmt: skip
         return (
-            f"epoch {report.epoch:,}/{run.num_epochs:,}  loss {report.epoch_loss:.3f}  "
+            f"epoch {report.epoch:,}/{run.num_epochs:,}  loss {nats(report.epoch_loss)}  "
             f"{counted(report.num_peers, 'peer')}, {speed:,.{0 if speed >= 1000 else 1}f} {run.unit}/s"
             + ("" if left is None else f"  {duration_words(left)} left")
         )

@@ -3,6 +3,7 @@
 import math
 from typing import TYPE_CHECKING
 
+from hub_tools.counted import file_size
 from pipelines.core.run.training_run import TrainingRun
 from pipelines.core.swarm.upload_limit import BYTES_PER_MEGABIT
 
@@ -34,11 +35,9 @@ def round_line(run: TrainingRun, num_parameters: int, link: "Link", source: str)
     num_bytes = round_bytes(run, num_parameters)
     if run.synchronisation == "sparse":
         up, down = (num_bytes / (rate * BYTES_PER_MEGABIT) for rate in (link.up, link.down))
-        return (
-            f"{up:.2g} s to give {num_bytes / 1e6:.3g} MB and {down:.2g} s for each other peer's at {rates} ({source})"
-        )
+        return f"{up:.2g} s to give {file_size(num_bytes)} and {down:.2g} s for each other peer's at {rates} ({source})"
     seconds = num_bytes / (min(link.up, link.down) * BYTES_PER_MEGABIT)
-    return f"{seconds:.2g} to {2 * seconds:.2g} s for {num_bytes / 1e6:.3g} MB at {rates} ({source})"
+    return f"{seconds:.2g} to {2 * seconds:.2g} s for {file_size(num_bytes)} at {rates} ({source})"
 
 
 def round_bytes(run: TrainingRun, num_parameters: int) -> float:

@@ -57,6 +57,7 @@ element.addEventListener("pointerdown", (event) => {
   plot.querySelector("svg").append(shown);
   chosen = { plot, shown, from: shareOf(plot, event), low: 0, high: 0 };
 });
+window.addEventListener("pointercancel", () => { chosen?.shown.remove(); chosen = null; });
 window.addEventListener("pointerup", () => {
   if (!chosen) return;
   const { plot, shown, low, high } = chosen;
@@ -84,6 +85,7 @@ element.addEventListener("focusin", (event) => { focused = event.target.dataset.
 element.addEventListener("focusout", (event) => { if (event.relatedTarget) focused = ""; });
 window.addEventListener("pointerdown", (event) => { if (!element.contains(event.target)) focused = ""; });
 watch("value", () => {
+  chosen = null;  // what it was chosen in is no longer there
   if (focused && document.activeElement === document.body) kept(focused)?.focus();
   const { name, index } = read ?? {};
   if (name && kept(name)) readStrip(kept(name), index);

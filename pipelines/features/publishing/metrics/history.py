@@ -22,10 +22,11 @@ from hub_tools.checks import is_number
 from hub_tools.foreign.json_texts import parse_json, read_json
 from hub_tools.run_files import METRICS_FOLDER, OLD_METRICS_FILE
 from pipelines.features.publishing.metrics.epoch_summary import EpochSummary
+from pipelines.features.publishing.metrics.evaluation.held_out_losses import LARGEST
 from pipelines.features.publishing.metrics.parquet_rows import read_rows, write_rows
 from pipelines.features.publishing.metrics.run_state import RunCondition, condition_of, published_facts
 from pipelines.features.publishing.metrics.stalls import usual_seconds
-from pipelines.features.publishing.repository.run_bucket import RunBucket
+from pipelines.features.publishing.repository.run_bucket import MAX_METRICS_BYTES, RunBucket
 from pipelines.features.publishing.repository.snapshot import RunSnapshot
 
 logger = logging.getLogger(__name__)
@@ -161,11 +162,12 @@ def _point(row: dict[str, Any]) -> dict[str, Any]:
 
 def _is_possible(row: Mapping[str, Any]) -> bool:
     numbers = [value for value in row.values() if not isinstance(value, dict)]
-    return all(map(is_number, numbers)) and row["epoch"] > 0
+    shown = [row[name] for name in SUMMARY_COLUMNS]
+    return all(map(is_number, numbers)) and all(abs(value) < LARGEST for value in shown) and row["epoch"] > 0
 
 
 def _rounded(value: Any) -> Any:
-    return float(f"{value:.6g}") if isinstance(value, float) and value < 1e8 else value
+    return float(f"{value:.9g}") if isinstance(value, float) and value < 1e8 else value
 
 
 @contextlib.contextmanager
@@ -174,7 +176,8 @@ def published_metrics(snapshot: RunSnapshot) -> Iterator[Path]:
 
     It lies there within the block. A bucket that cannot be read is named in the log, and done without.
     """
-    committed = snapshot.download_matching(f"{METRICS_FOLDER}/*") / METRICS_FOLDER
+    taken = snapshot.download_matching(f"{METRICS_FOLDER}/*", most_weights_bytes=MAX_METRICS_BYTES)
+    committed = taken / METRICS_FOLDER
     with contextlib.ExitStack() as stack:
         newest = committed
         if snapshot.run.bucket:
@@ -216,7 +219,10 @@ def condition_by(snapshot: RunSnapshot, history: Sequence[Mapping[str, Any]], *,
 def read_old_history(snapshot: RunSnapshot) -> list[dict[str, Any]]:
     """Return the history of a run older than sharded histories; empty if there is none."""
     path = snapshot.download(OLD_METRICS_FILE)
-    return [] if path is None else read_json(path)
+    rows = [] if path is None else read_json(path)
+    if not isinstance(rows, list):
+        raise ValueError(f"{OLD_METRICS_FILE} of {snapshot.repository} holds no list of epochs.")
+    return [row for row in rows if isinstance(row, dict) and row.keys() >= set(SUMMARY_COLUMNS) and _is_possible(row)]
 
 
 def _newest_epoch(folder: Path) -> int:

@@ -101,11 +101,13 @@ class RunMetrics:
             for key, peer in peers.items()
             if key in reporters
         }
-        here = [peer for key, peer in peers.items() if key in reporters and 0 < peer.epoch <= summary.epoch]
-        speeds = bounded_speeds([peer.samples_per_second for peer in here])
-        names = sorted(zip((peer.username for peer in here), speeds, strict=True), key=lambda one: -one[1])
+        newest = range(max(1, summary.epoch - 1), summary.epoch + 1)  # who has just ended it has its figures
+        here = [peer for key, peer in peers.items() if key in reporters and peer.epoch in newest]
+        by_user = dict[str, float]()
+        for peer, speed in zip(here, bounded_speeds([peer.samples_per_second for peer in here]), strict=True):
+            by_user[peer.username] = by_user.get(peer.username, 0.0) + speed
         with self._lock:
-            self._peers = names[:MAX_PEERS]
+            self._peers = sorted(by_user.items(), key=lambda one: -one[1])[:MAX_PEERS]
             append_point(self._history, summary)
             self._written_epoch = min(self._written_epoch, summary.epoch)
             self._ledger.observe(

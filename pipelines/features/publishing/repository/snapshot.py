@@ -238,12 +238,17 @@ class RunSnapshot:
         """Download one file into the cache; None if the commit has none of that name."""
         return _download(self.repository, name, self.commit)
 
-    def download_matching(self, *patterns: str, cache: Path | None = None) -> Path:
+    def download_matching(
+        self, *patterns: str, cache: Path | None = None, most_weights_bytes: int | None = None
+    ) -> Path:
         """Download the files whose names match, into a separate cache if one is given; return their folder.
 
         They are small, and there may be none yet: nothing is shown of it.
         """
-        return fetch_files(self.repository, revision=self.commit, patterns=patterns, cache_dir=cache, tqdm_class=_NoBar)
+        return fetch_files(
+            self.repository, revision=self.commit, patterns=patterns, cache_dir=cache,
+            most_weights_bytes=most_weights_bytes, tqdm_class=_NoBar,
+        )  # fmt: skip
 
     def download_signed(self, patterns: Sequence[str] = PROCESSOR_FILES) -> Path:
         """Download the matching files of a checkpoint into a folder without others; of an unsigned one, all that match.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hub_tools.counted import counted, duration
+from hub_tools.counted import counted, duration, nats
 from pipelines.core.run.training_run import TrainingRun
 from pipelines.features.publishing.metrics.run_state import RunPhase
 from pipelines.features.publishing.metrics.stalls import is_stalled, usual_seconds
@@ -92,8 +92,8 @@ def loss_spike(losses: Sequence[float] | np.ndarray) -> Alert | None:
         return None
     return Alert(
         kind="loss spike",
-        text=f"The loss has been above {newest:.4g} for {NUM_NEWEST} epochs; the median of the {len(before)} before is "
-        f"{median:.4g}. If it does not come down again, roll back: dalle-collab run rollback",
+        text=f"The loss has been above {nats(newest)} for {NUM_NEWEST} epochs; the median of the {len(before)} before "
+        f"is {nats(median)}. If it does not come down again, roll back: dalle-collab run rollback",
     )
 
 

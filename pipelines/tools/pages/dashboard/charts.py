@@ -21,6 +21,7 @@ NUM_STRIPS = 100
 """Places that show their values under the pointer."""
 
 MAX_DOTS = 150
+LEAST_ON_LOG_SCALE = 1e-9
 TIME_STEPS = (60, 300, 900, 1800, 3600, 3 * 3600, 6 * 3600, 12 * 3600, 86_400, 2 * 86_400, 7 * 86_400, 30 * 86_400)
 
 
@@ -194,7 +195,7 @@ def _heights(chart: Chart, curve: Buckets, other: Buckets | None) -> _Scale:
         *([other.mean] if other is not None else []),
     ])  # fmt: skip
     lowest = min(float(one.min()) for one in (curve.low, *([other.mean] if other is not None else [])))
-    if chart.is_log and lowest > 0 and not chart.counts_things:
+    if chart.is_log and lowest > LEAST_ON_LOG_SCALE and not chart.counts_things:
         gap = max(1.02, (float(shown.max()) / lowest) ** 0.04)
         return _Scale(lowest / gap, float(shown.max()) * gap, HEIGHT, is_log=True)
     return _Scale(*_value_range(chart, curve, shown, lowest), HEIGHT)

@@ -26,7 +26,7 @@ from pipelines.tools.pages.dashboard.alerts import Alert, find_alerts
 from pipelines.tools.pages.dashboard.charts import Chart, charts_html
 from pipelines.tools.pages.dashboard.evaluation_charts import evaluation_charts
 from pipelines.tools.pages.dashboard.history_columns import AXES, HistoryColumns
-from pipelines.tools.pages.dashboard.hub_reading import ComparedRuns, HubReader, HubView
+from pipelines.tools.pages.dashboard.hub_reading import ComparedRun, ComparedRuns, HubReader, HubView
 from pipelines.tools.pages.dashboard.peer_table import TrackedPeer, alive, page_of, summarise, swarm_epoch, track
 from pipelines.tools.pages.dashboard.servers import DrawnToday, complaints_html, holes, servers_html
 from pipelines.tools.pages.dashboard.settings import DashboardSettings, other_run
@@ -145,12 +145,9 @@ class Dashboard:
             other = other_run(other, self.settings.run)
         except ValueError as error:
             return page_parts.comparison_html(str(error)) + self._drawn(axis, first, last, bool(is_log), smoothing)
-        view = self._compared.view(other) if other else None
-        problem = "" if view is None else view.problem
-        if view is not None and not problem and not len(view.history):
-            problem = "It has published no history yet."
-        said = page_parts.comparison_html(f"{other}: {problem}") if problem else ""
-        return said + self._drawn(axis, first, last, bool(is_log), smoothing, other, view)
+        compared = self._compared.get(other) if other else None
+        said = page_parts.comparison_html(f"{other}: {compared.problem}") if compared and compared.problem else ""
+        return said + self._drawn(axis, first, last, bool(is_log), smoothing, other, compared)
 
     def zoomed(self, axis: str, low: Any, high: Any) -> tuple[float, float]:
         """Return the shares of the history, in percent, that show [low, high] of an axis; all for anything else."""
@@ -338,7 +335,7 @@ class Dashboard:
 
     def _drawn(
         self, axis: str, first: float, last: float, is_log: bool, smoothing: float,
-        other: str = "", compared: HubView | None = None,
+        other: str = "", compared: ComparedRun | None = None,
     ) -> str:  # fmt: skip
         """Draw once for all visitors who view the same window."""
         view, live = self.hub.view, self._live.history

@@ -7,8 +7,9 @@ from typing import Any, Self
 
 import numpy as np
 
+from hub_tools.checks import is_number
 from pipelines.features.publishing.metrics.evaluation.held_out_losses import LARGEST
-from pipelines.features.publishing.metrics.history import SUMMARY_COLUMNS
+from pipelines.features.publishing.metrics.history import MAX_SUMMARY_POINTS, SUMMARY_COLUMNS
 
 AXES = ("epoch", "time")
 CLOCK_SLACK_SECONDS = 3600.0
@@ -35,6 +36,16 @@ class HistoryColumns:
             columns={name: kept[:, index] for index, name in enumerate(SUMMARY_COLUMNS)},
             num_impossible=int((~is_possible).sum()),
         )
+
+    @classmethod
+    def from_summary(cls, summary: Any, now: float) -> Self:
+        """Return the columns of a run's `summary.json`, which is a stranger's; raises ValueError for anything else."""
+        columns = summary.get("history") if isinstance(summary, dict) else None
+        columns = [columns.get(name) for name in SUMMARY_COLUMNS] if isinstance(columns, dict) else [None]
+        if not all(isinstance(column, list) and len(column) <= MAX_SUMMARY_POINTS for column in columns):
+            raise ValueError("Its summary has no history that can be read.")
+        rows = [dict(zip(SUMMARY_COLUMNS, row, strict=True)) for row in zip(*columns, strict=True)]
+        return cls.from_points([row for row in rows if all(map(is_number, row.values()))], now)
 
     def __len__(self) -> int:
         return len(self.columns["epoch"])

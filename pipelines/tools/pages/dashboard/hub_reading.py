@@ -1,5 +1,6 @@
 """Keeps what the Hub has of a run in memory: settings, history, contributions, checkpoints, pictures."""
 
+import dataclasses
 import logging
 import math
 import threading
@@ -15,8 +16,9 @@ from huggingface_hub.utils import disable_progress_bars
 
 from hub_tools.checks import is_number
 from hub_tools.foreign.downloads import fetch_file
+from hub_tools.foreign.json_texts import read_json
 from hub_tools.one_line_errors import explain_error
-from hub_tools.run_files import METRICS_FOLDER, REEL_FOLDER, REEL_INDEX_FILE
+from hub_tools.run_files import METRICS_FOLDER, REEL_FOLDER, REEL_INDEX_FILE, SUMMARY_FILE
 from pipelines.core.run.training_run import TrainingRun
 from pipelines.features.ledger.coverage import NewestPass, newest_pass
 from pipelines.features.ledger.ledger_files import STATE_FILE, read_state
@@ -146,36 +148,55 @@ class HubReader:
             self._stop.wait(self._seconds)
 
 
+@dataclass(frozen=True, kw_only=True)
+class ComparedRun:
+    """The published curve of another run."""
+
+    history: HistoryColumns = field(default_factory=lambda: HistoryColumns.from_points([], 0.0))
+    problem: str = ""
+    """Why there is none."""
+
+    read_at: float = -math.inf
+    """When it was read, on the process's clock."""
+
+
 class ComparedRuns:
-    """Other runs that visitors ask for: the newest `MAX_COMPARED` are kept, and one is read at a time."""
+    """Other runs that visitors ask for: the newest `MAX_COMPARED` are kept, and one is read at a time.
+
+    Read as anybody may read them, without the token of who has started the page.
+    """
 
     def __init__(self) -> None:
-        self._readers, self._asked_at = dict[str, HubReader](), dict[str, float]()
+        self._known = dict[str, ComparedRun]()
         self._lock, self._is_reading = threading.Lock(), threading.Lock()
 
-    def view(self, repository: str) -> HubView:
-        """Return what is known of a run. An unknown one is waited for `SECONDS_TO_WAIT`, an old one is read anew."""
-        with self._lock:
-            reader = self._readers.pop(repository, None) or HubReader(repository)
-            self._readers[repository] = reader
-            while len(self._readers) > MAX_COMPARED:
-                oldest = next(iter(self._readers))
-                del self._readers[oldest]
-                self._asked_at.pop(oldest, None)
-            is_old = time.monotonic() - self._asked_at.get(repository, -math.inf) > SECONDS_BETWEEN_METRICS
-        if is_old and self._is_reading.acquire(blocking=False):
-            self._asked_at[repository] = time.monotonic()
-            thread = threading.Thread(target=self._read, args=(reader,), daemon=True, name="compared run")
-            thread.start()
-            if reader.view.run is None:
-                thread.join(SECONDS_TO_WAIT)
-        return reader.view
+    def get(self, repository: str) -> ComparedRun:
+        """Return what is known of a run: one that is new or old is read, and waited for `SECONDS_TO_WAIT`."""
+        known = self._known.get(repository)
+        if known is not None and time.monotonic() - known.read_at < SECONDS_BETWEEN_METRICS:
+            return known
+        if not self._is_reading.acquire(blocking=False):
+            return known or ComparedRun(problem="Another run is being read; ask again in a few seconds.")
+        thread = threading.Thread(target=self._read, args=(repository,), daemon=True, name="compared run")
+        thread.start()
+        thread.join(SECONDS_TO_WAIT)
+        return self._known.get(repository) or ComparedRun(problem="The Hub has not answered yet.")
 
-    def _read(self, reader: HubReader) -> None:
+    def _read(self, repository: str) -> None:
         try:
-            reader.look_safely()
+            file = fetch_file(repository, f"{METRICS_FOLDER}/{SUMMARY_FILE}", token=False)
+            found = ComparedRun(history=HistoryColumns.from_summary(read_json(file), time.time()))
+            if not len(found.history):
+                found = ComparedRun(problem="It has published no history yet.")
+        except (OSError, ValueError, httpx2.HTTPError) as error:
+            found = ComparedRun(problem=explain_error(error))
         finally:
             self._is_reading.release()
+        with self._lock:
+            self._known.pop(repository, None)
+            self._known[repository] = dataclasses.replace(found, read_at=time.monotonic())
+            for oldest in list(self._known)[:-MAX_COMPARED]:
+                del self._known[oldest]
 
 
 def read_hub(repository: str, before: HubView) -> HubView:

@@ -3,8 +3,11 @@
 import logging
 import re
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
+
+import pyarrow as pa
 
 from hub_tools.counted import counted
 from hub_tools.foreign.downloads import fetch_file
@@ -19,8 +22,10 @@ logger = logging.getLogger(__name__)
 
 MOST_CAPTIONS, MOST_SHARDS = 200_000, 32
 """What is read of a dataset."""
+MOST_BYTES, MOST_WORDS, MOST_READING_SECONDS = 2**26, 500_000, 120.0
+"""Of captions, of different words, and of reading; without the words of them all nothing is said."""
 MOST_SECONDS = 10.0
-"""How long a drawing that is finished waits for the captions."""
+"""How long the drawings that are finished wait for the captions, all together."""
 MOST_NAMED, LONGEST_WORD = 3, 30
 
 
@@ -32,6 +37,7 @@ class CaptionWords:
         self._repository = repository
         self._lock = threading.Lock()
         self._reader: threading.Thread | None = None
+        self._waits_until = 0.0
         self._words, self._num_captions, self._is_all = set[str](), 0, True
 
     def begin(self) -> None:
@@ -40,27 +46,32 @@ class CaptionWords:
             if self._reader is None:
                 self._reader = threading.Thread(target=self._read, daemon=True, name="caption words")
                 self._reader.start()
+                self._waits_until = time.monotonic() + MOST_SECONDS
 
     def remark(self, prompt: str) -> str:
         """Return a sentence about the prompt's words that no caption has; empty if there are none or it is unknown."""
         self.begin()
         assert self._reader is not None, "it has begun"
-        self._reader.join(MOST_SECONDS)
+        self._reader.join(max(0.0, self._waits_until - time.monotonic()))
         if self._reader.is_alive() or not self._num_captions:
             return ""
         return remark_on(words_of(prompt, self._words), self._num_captions, is_all=self._is_all)
 
     def _read(self) -> None:
         try:
-            words, number = set[str](), 0
-            for captions in self._captions():
-                number += len(captions)
-                words.update(word for caption in captions for word in words_of(caption or ""))
+            words, number, num_bytes, begun = set[str](), 0, 0, time.monotonic()
+            for column in self._captions():
+                number, num_bytes = number + len(column), num_bytes + column.nbytes
+                if max(num_bytes / MOST_BYTES, len(words) / MOST_WORDS) > 1 or (
+                    time.monotonic() - begun > MOST_READING_SECONDS
+                ):
+                    raise ValueError("its captions are too many to be read beside drawing")
+                words.update(word for one in column.to_pylist() if isinstance(one, str) for word in words_of(one))
             self._words, self._num_captions = words, number
         except (ValueError, *HUB_ERRORS) as error:
             logger.info("The words of the training captions are not known: %s", explain_error(error))
 
-    def _captions(self) -> Iterator[list[str | None]]:
+    def _captions(self) -> Iterator[pa.ChunkedArray]:
         folder = Path(self._repository)
         own = folder / TRAINING_RUN_FILE
         run = TrainingRun.from_file(own if folder.is_dir() else fetch_file(self._repository, TRAINING_RUN_FILE))
@@ -76,7 +87,7 @@ class CaptionWords:
                     self._is_all = False
                     break
                 left -= size
-                yield blocks.read(shard, block).column("caption").to_pylist()
+                yield blocks.read(shard, block).column("caption")
 
 
 def words_of(text: str, known: set[str] | frozenset[str] = frozenset()) -> list[str]:

@@ -187,7 +187,8 @@ class DrawingDesk:
             query, link_message = "", str(error)
         return Shown(
             message=message, pictures=drawn, drawn=drawn, request=request, query=query,
-            link_message=link_message.strip(), codes=[picture.image_codes.cpu() for picture in drawing.pictures],
+            link_message=link_message.strip(),
+            codes=[picture.image_codes.cpu().clone() for picture in drawing.pictures],  # not a view of all candidates
         )  # fmt: skip
 
     def _draw_loaded(

@@ -32,11 +32,15 @@ class KeptDrawing:
         assert self.shown.request is not None, "it is finished"
         return self.shown.request
 
+    @property
+    def is_there(self) -> bool:
+        """Whether the server still has the files."""
+        return all(Path(file).exists() for file, _ in self.files)
+
 
 def with_newest(kept: Sequence[KeptDrawing], newest: KeptDrawing) -> tuple[KeptDrawing, ...]:
     """Return the drawings of a session, newest first: those whose files are still there, at most `MOST_KEPT`."""
-    there = (drawing for drawing in kept if all(Path(file).exists() for file, _ in drawing.files))
-    return (newest, *there)[:MOST_KEPT]
+    return (newest, *(drawing for drawing in kept if drawing.is_there))[:MOST_KEPT]
 
 
 def zipped(drawing: KeptDrawing, folder: Path) -> Path:

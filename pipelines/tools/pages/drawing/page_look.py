@@ -29,17 +29,23 @@ STYLE = """
 # the server needs for it. So the buttons show which press counts; by scripts, as the server's answers might come late.
 ON_DRAW = """() => {
     if (innerWidth < 900) document.querySelector("#buttons").scrollIntoView({block: "start"});
+    document.querySelector("#earlier")?.setAttribute("inert", "");
     const hidden = {__type__: "update", visible: false};
     return [
-        {__type__: "update", interactive: false}, {__type__: "update", interactive: true, value: "Stop"}, hidden, hidden
+        {__type__: "update", interactive: false}, {__type__: "update", interactive: true, value: "Stop"},
+        hidden, hidden, ""
     ];
 }"""
-"""What the run draws by itself, and what can be done with the pictures before, make room for the new ones."""
+"""What the run draws by itself, and what can be done with the pictures before, make room for the new ones; what was
+drawn earlier waits."""
 ON_STOP = '() => "Stopping ..."'
-ON_END = """(stop) => [
-    {__type__: "update", interactive: true}, {__type__: "update", interactive: false, value: "Stop"},
-    stop === "Stopping ..." ? "<p>Stopped.</p>" : {__type__: "update"}
-]"""
+ON_END = """(stop) => {
+    document.querySelector("#earlier")?.removeAttribute("inert");
+    return [
+        {__type__: "update", interactive: true}, {__type__: "update", interactive: false, value: "Stop"},
+        stop === "Stopping ..." ? "<p>Stopped.</p>" : {__type__: "update"}
+    ];
+}"""
 ON_SHARE = """async () => {
     const link = document.querySelector("#link a");
     try {

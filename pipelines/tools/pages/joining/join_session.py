@@ -50,7 +50,8 @@ class JoinSession:
         self._view, self._version = JoinView(), 0
         self._child: CommandChild | None = None
         self._learnt = "", 0.0
-        """The run that was read last, and when that was begun."""
+        """The run that was asked for last, and when."""
+        self._is_learning = False
 
         self._number = 0
         """Number of the current child; events of an abandoned one are ignored."""
@@ -66,26 +67,37 @@ class JoinSession:
         return self._view
 
     def learn_run(self, repository: str) -> None:
-        """Read what is published of a run, in the background; not again within a minute."""
+        """Read what is published of a run, in the background; not again within a minute, nor another one's while a
+        trainer is at work.
+        """
         with self._changed:
-            now = self._clock()
-            if not is_repository_name(repository) or (
-                self._learnt[0] == repository and now - self._learnt[1] < SECONDS_BETWEEN_STANDINGS
-            ):
+            now, is_other = self._clock(), repository != self._view.repository
+            is_known = self._learnt[0] == repository and now - self._learnt[1] < SECONDS_BETWEEN_STANDINGS
+            if is_known or not is_repository_name(repository) or (self._view.is_alive and is_other):
                 return
             self._learnt = repository, now
+            if not self._is_learning:
+                self._is_learning = True
+                threading.Thread(target=self._learn, daemon=True, name="run-profile").start()
 
-        def read() -> None:
+    def _learn(self) -> None:
+        """Read the run that was asked for last, until that one has been read."""
+        profile: RunProfile | None = None
+        while True:
+            with self._changed:
+                repository = self._learnt[0]
+                if profile is not None and profile.repository == repository:
+                    self._is_learning = False
+                    self._change(profile=profile)
+                    return
             try:
                 profile = RunProfile.read(repository, self._clock())
             except USER_ERRORS as error:
                 logger.info("%s cannot be read: %s", repository, explain_error(error))
                 profile = RunProfile.unreachable(repository)
-            with self._changed:
-                if self._learnt[0] == repository:
-                    self._change(profile=profile)
-
-        threading.Thread(target=read, daemon=True, name="run-profile").start()
+            except Exception:  # whatever a stranger has published
+                logger.exception("%s cannot be understood.", repository)
+                profile = RunProfile.unreachable(repository)
 
     def wait_for_change(self, version: int, seconds: float) -> int:
         """Return the number of the current view as soon as it is not `version`, or after `seconds`."""
@@ -120,12 +132,14 @@ class JoinSession:
                 return
             self._give_up_examination()
             same_run = self._view.repository == settings.repository
+            profile = self._view.profile
             kept = dict(
+                profile=profile if profile is not None and profile.repository == settings.repository else None,
                 earlier_samples=self._view.all_samples if same_run else 0,
                 standing=self._view.standing if same_run else None,
                 checks=self._view.checks if same_run else (),
             )
-            self._set(JoinView(repository=settings.repository, profile=self._view.profile, **kept))
+            self._set(JoinView(repository=settings.repository, **kept))
             self._start_trainer(settings, token)
 
     def pause(self) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from urllib.parse import urlencode
 
-from hub_tools.counted import counted
+from hub_tools.counted import counted, duration, nats
 from hub_tools.endpoint import current_endpoint
 from hub_tools.printing.marked_up import escaped
 from pipelines.tools.doctor.check_result import STATUSES, CheckResult
@@ -115,7 +115,8 @@ def state_html(view: JoinView, now: float) -> str:
         name, title, sentence = join_view.FINISHED, "The run is over", "There is nothing left to train. Thank you all."
     words = [view.message or sentence]
     if view.is_alive and view.started is not None:
-        words.append(f"{_account(view)}Started {_duration(now - view.started)} ago.")
+        since = now - view.started
+        words.append(f"{_account(view)}Started {duration(since) if since >= 60 else 'less than a minute'} ago.")
     elif view.all_samples and view.phase != join_view.IDLE:
         words.append(f"Contributed {view.all_samples:,} {view.unit}.")
     is_busy = name == "checking" or view.phase in join_view.COMING_UP | {join_view.RESUMING, join_view.STOPPING}
@@ -144,11 +145,7 @@ def run_html(view: JoinView, places: Mapping[str, str]) -> str:
     if view.is_over:
         parts.append(f"<p>{_use_of_model(profile, places)}</p>")
     elif run is not None:
-        try:
-            costs = profile.costs()
-        except ValueError as error:
-            costs = {"memory": f"not known: {error}"}
-        rows = {"here today": profile.who_trains(), **costs, "others see": profile.seen_by_others()}
+        rows = {"here today": profile.who_trains(), **profile.costs, "others see": profile.seen_by_others()}
         cells = "".join(f"<dt>{name}</dt><dd>{escaped(text)}</dd>" for name, text in rows.items())
         parts.append(f"<dl>{cells}</dl>")
     return f'<div class="join"><div class="run">{"".join(parts)}</div></div>'
@@ -203,7 +200,7 @@ def contribution_html(view: JoinView) -> str:
         f"your {view.unit}": f"{view.all_samples:,}",
         f"{view.unit} per second": _number(view.samples_per_second, "{:,.1f}"),
         "epoch": _number(view.epoch, "{:,}") + (f" <small>of {view.num_epochs:,}</small>" if view.num_epochs else ""),
-        "loss": _number(view.loss, "{:.4f}"),
+        "loss": nats(view.loss),
         "share averaged": _number(view.share_averaged, "{:.0%}"),
         "peers in the swarm": _number(view.num_peers, "{:,}"),
         "your place": place or NOTHING,
@@ -284,12 +281,3 @@ def _account(view: JoinView) -> str:
 
 def _number(value: float | None, shape: str) -> str:
     return NOTHING if value is None else shape.format(value)
-
-
-def _duration(seconds: float) -> str:
-    minutes = int(max(0.0, seconds) // 60)
-    if minutes < 1:
-        return "less than a minute"
-    if minutes < 60:
-        return f"{minutes} min"
-    return f"{minutes // 60} h {minutes % 60:02d} min"

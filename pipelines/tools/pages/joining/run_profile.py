@@ -17,7 +17,12 @@ from pipelines.core.run.training_run import TrainingRun
 from pipelines.features.bandwidth.estimate import round_bytes
 from pipelines.features.memory_estimate.estimate import estimate_training_memory
 from pipelines.features.memory_estimate.run_memory import run_settings, run_sizes
-from pipelines.features.publishing.metrics.history import published_metrics, read_condition
+from pipelines.features.publishing.metrics.history import (
+    condition_by,
+    published_metrics,
+    read_history_files,
+    read_old_history,
+)
 from pipelines.features.publishing.metrics.run_state import RunCondition, RunFacts, condition_of
 from pipelines.features.publishing.metrics.sample_gallery import read_index
 from pipelines.features.publishing.repository.snapshot import RunSnapshot
@@ -45,6 +50,9 @@ class RunProfile:
 
     picture_epoch: int = 0
 
+    costs: Mapping[str, str] = field(default_factory=dict)
+    """What a peer takes of a machine, in words; empty if the run's model is not known."""
+
     @classmethod
     def read(cls, repository: str, now: float) -> Self:
         """Read it from the Hub; what is missing or damaged besides the settings is left out.
@@ -52,19 +60,22 @@ class RunProfile:
         Raises OSError, ValueError or httpx2.HTTPError if the settings cannot be read.
         """
         snapshot = RunSnapshot.read(repository)
-        board: Any = {}
+        board, history = {}, list[dict[str, Any]]()
         with contextlib.suppress(OSError, ValueError), published_metrics(snapshot) as folder:
-            board = read_json(folder / SUMMARY_FILE)
+            if isinstance(found := read_json(folder / SUMMARY_FILE), dict):
+                board = found
+            history = read_history_files(folder) or read_old_history(snapshot)
         picture, epoch = None, 0
         with contextlib.suppress(OSError, ValueError):
             picture, epoch = _newest_picture(snapshot)
         return cls(
             repository=repository,
-            condition=read_condition(snapshot, now=now),
+            condition=condition_by(snapshot, history, now=now),
             run=snapshot.run,
-            board=board if isinstance(board, dict) else {},
+            board=board,
             picture=picture,
             picture_epoch=epoch,
+            costs=costs_of(snapshot.run, board),
         )
 
     @classmethod
@@ -96,35 +107,6 @@ class RunProfile:
         others = len(names) - MOST_NAMES
         return shown + (f" and {others:,} more" if others > 0 else "")
 
-    def costs(self) -> dict[str, str]:
-        """Return what a peer takes of a machine, in words; empty if the run or its model cannot be read.
-
-        Raises ValueError if the model has invalid sizes.
-        """
-        if (run := self.run) is None:
-            return {}
-        sizes = run_sizes(run)
-        gpu = estimate_training_memory(sizes, run_settings(run, micro_batch_size=1, precision="fp16"))
-        cpu = estimate_training_memory(sizes, run_settings(run, micro_batch_size=1, device="cpu"))
-        number = round_bytes(run, gpu.num_parameters)
-        pace = self.seconds_of_round
-        return {
-            "memory": f"at least {memory_size(gpu.gpu.total)} of a GPU and {memory_size(gpu.ram.total)} of RAM, or "
-            f"{memory_size(cpu.ram.total)} of RAM without a GPU; more where it makes the machine faster",
-            "network": f"{file_size(number)} sent in each round"
-            + (", to the Hub" if run.wire == "hub" else ", and up to as much again for the others")
-            + (f"; a round every {duration(pace)}" if pace else ""),
-            "processor": "all of its time; a share of it, hours and GPU memory can be set under Limits",
-        }
-
-    @property
-    def seconds_of_round(self) -> float:
-        """What passes from round to round; 0: not known."""
-        if self.run is not None and self.run.wire == "hub":
-            return self.run.window_seconds
-        usual = self.board.get("usual_epoch_seconds")
-        return float(usual) if is_number(usual) and 0 < usual < 1e7 else 0.0
-
     def seen_by_others(self) -> str:
         """Say what joining shows to others."""
         where = (
@@ -140,3 +122,30 @@ def _newest_picture(snapshot: RunSnapshot) -> tuple[Image.Image | None, int]:
     entry = None if index is None else max(read_index(index.parent), key=lambda one: one["epoch"], default=None)
     path = entry and snapshot.download(f"{REEL_FOLDER}/{entry['file']}")
     return (read_picture(path), entry["epoch"]) if entry and path else (None, 0)
+
+
+def costs_of(run: TrainingRun, board: Mapping[str, Any]) -> dict[str, str]:
+    """Return what a peer of a run takes of a machine, in words, by the run's settings and its published summary."""
+    try:
+        sizes = run_sizes(run)
+        gpu = estimate_training_memory(sizes, run_settings(run, micro_batch_size=1, precision="fp16"))
+        cpu = estimate_training_memory(sizes, run_settings(run, micro_batch_size=1, device="cpu"))
+    except ValueError as error:
+        return {"memory": f"not known: {error}"}
+    pace = _seconds_of_round(run, board)
+    return {
+        "memory": f"at least {memory_size(gpu.gpu.total)} of a GPU and {memory_size(gpu.ram.total)} of RAM, or "
+        f"{memory_size(cpu.ram.total)} of RAM without a GPU; more where it makes the machine faster",
+        "network": f"{file_size(round_bytes(run, gpu.num_parameters))} sent in each round"
+        + (", to the Hub" if run.wire == "hub" else ", and up to as much again for the others")
+        + (f"; a round every {duration(pace)}" if pace else ""),
+        "processor": "all of its time; a share of it, hours and GPU memory can be set under Limits",
+    }
+
+
+def _seconds_of_round(run: TrainingRun, board: Mapping[str, Any]) -> float:
+    """Return what passes from round to round; 0: not known."""
+    if run.wire == "hub":
+        return run.window_seconds
+    usual = board.get("usual_epoch_seconds")
+    return float(usual) if is_number(usual) and 0 < usual < 1e7 else 0.0

@@ -1,6 +1,7 @@
 """The calculator behind the Space: the controls' values, and what the page shows for them."""
 
 import dataclasses
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -103,7 +104,8 @@ class CalculatorInput:
     @property
     def run(self) -> TrainingRun | None:
         """The run that `repository` names; None: it names none. Raises ValueError or OSError, as `sizes`."""
-        return _run_on_hub(self.repository) if self.repository else None
+        # Read anew each minute: its organiser may change it, and a repository may become a run.
+        return _run_on_hub(self.repository, int(time.monotonic() // 60)) if self.repository else None
 
     @property
     def fixed_offload(self) -> bool | None:
@@ -291,7 +293,7 @@ def _sizes_on_hub(repository: str) -> ModelSizes:
 
 
 @lru_cache(maxsize=256)
-def _run_on_hub(repository: str) -> TrainingRun | None:
+def _run_on_hub(repository: str, minute: int) -> TrainingRun | None:
     try:
         return TrainingRun.from_file(fetch_file(repository, TRAINING_RUN_FILE))
     except RemoteEntryNotFoundError:

@@ -258,7 +258,7 @@ def test_a_sparse_round_is_told_by_the_bytes_of_contributions(values_per_chunk):
         synchronisation="sparse", aggregation_rule="mean",
     )  # fmt: skip
     line = round_line(run, 10_000_000, Link(up=10, down=50), "measured")
-    assert line == "0.15 s to give 0.186 MB and 0.03 s for each other peer's at 10 Mbit/s up, 50 down (measured)"
+    assert line == "0.15 s to give 186 kB and 0.03 s for each other peer's at 10 Mbit/s up, 50 down (measured)"
 
 
 @pytest.mark.parametrize(("others_mbit", "factor"), [(100.0, 1), (15.0, HEADROOM), (0.0, HEADROOM)])

@@ -81,6 +81,7 @@ def test_of_two_histories_the_newer_view_of_an_epoch_counts():
 
 def test_impossible_points_of_a_file_are_left_out_and_a_damaged_file_is_named(tmp_path):
     history = [*history_of(2), dict(history_of(3)[2], loss=math.nan), dict(history_of(4)[3], epoch=-4)]
+    history.append(dict(history_of(5)[4], epoch_seconds=1e308))
     write_history(history, tmp_path)
     assert [point["epoch"] for point in read_history_files(tmp_path)] == [1, 2]
     (tmp_path / "epochs-00007.parquet").write_bytes(b"PAR1 this is none")

@@ -67,12 +67,17 @@ def test_a_chart_is_well_formed_small_and_says_its_newest_value():
     assert all(0 <= number <= 1000 for number in numbers)
 
 
-@pytest.mark.parametrize("values", [[0.0], [0.0, 0.0, 0.0], [1e-9, 1e9], [5.0, 5.0], [1e11, 1.0, 2.0]])
+@pytest.mark.parametrize(
+    "values", [[0.0], [0.0, 0.0, 0.0], [1e-9, 1e9], [5.0, 5.0], [1e11, 1.0, 2.0], [5e-324, 1.0], [1e-300, 1e11]]
+)
 def test_any_values_give_a_chart(values):
     for axis in ("epoch", "time"):
         along = np.arange(len(values)) + 1.8e9
-        chart = Chart(title="x", unit="s", axis=axis, along=along, values=np.array(values), from_zero=False)
-        ElementTree.fromstring(chart_html(chart))
+        for is_log in (False, True):
+            chart = Chart(
+                title="x", unit="s", axis=axis, along=along, values=np.array(values), from_zero=False, is_log=is_log
+            )
+            ElementTree.fromstring(chart_html(chart))
 
 
 def test_log_heights_put_equal_factors_at_equal_distances_and_need_positive_values():

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from huggingface_hub import HfApi
@@ -102,3 +103,31 @@ def test_a_run_that_is_over_misses_nobody(answers):
     html = answers("page alice/over")["html"]
     assert "The run is over: all 100 epochs are trained" in html and "<b>Swarm</b>" not in html
     assert "<b>Swarm</b>" in answers("page alice/run")["html"], "it is not over, and nobody has looked yet"
+
+
+def test_another_runs_curve_is_what_anybody_may_read_and_what_is_none_is_explained(answers):
+    assert answers("compare alice/run") == dict(problem="", epoch=1500)
+    assert "alice/nothing" in answers("compare alice/nothing")["problem"]
+    for name, text in (("alice/odd", "[1]"), ("alice/long", json.dumps(dict(history=dict(epoch=list(range(10**5))))))):
+        answers.api.create_repo(name)
+        path = "metrics/summary.json"
+        answers.api.upload_file(repo_id=name, path_in_repo=path, path_or_fileobj=text.encode())
+        assert answers(f"compare {name}")["problem"] == "Its summary has no history that can be read."
+    answers.api.create_repo("alice/secret", private=True)
+    answers.api.upload_file(
+        repo_id="alice/secret", path_in_repo="metrics/summary.json", path_or_fileobj=summary_of(answers).encode()
+    )
+    assert "alice/secret" in answers("compare alice/secret")["problem"], "whatever the page's own token may read"
+
+
+def summary_of(answers):
+    return Path(answers.api.hf_hub_download("alice/run", "metrics/summary.json")).read_text()
+
+
+def test_the_joining_page_reads_one_run_at_a_time_and_shows_the_one_that_was_asked_for_last(answers):
+    told = answers("learn alice/run")
+    assert told["most"] == 1 and (told["repository"], told["costs"]) == (
+        "alice/run",
+        ["memory", "network", "processor"],
+    )
+    assert answers("learn alice/nothing")["state"] == "unreachable"

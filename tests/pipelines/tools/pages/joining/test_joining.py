@@ -26,7 +26,7 @@ from pipelines.tools.pages.joining.presentation import (
     sparkline,
     state_html,
 )
-from pipelines.tools.pages.joining.run_profile import RunProfile
+from pipelines.tools.pages.joining.run_profile import RunProfile, costs_of
 from pipelines.tools.pages.joining.volunteer_card import VolunteerCard
 
 EVIL = "<img src=x onerror=alert(1)>&\"'"
@@ -219,7 +219,7 @@ def profile(epoch, **values):
     board += [None, dict(username=7), dict(username="mallory", samples_today="many")]
     condition = condition_of(RunFacts(num_epochs=6, epoch=epoch, num_peers=2), "org/run", now=0.0)
     return RunProfile(
-        repository="org/run", run=run, condition=condition,
+        repository="org/run", run=run, condition=condition, costs=costs_of(run, {}),
         **dict(board=dict(leaderboard=board), picture=Image.new("RGB", (40, 30), "#ff0000"), picture_epoch=4) | values,
     )  # fmt: skip
 
@@ -267,7 +267,7 @@ def test_what_was_given_becomes_a_picture_to_share():
 def test_the_page_says_how_long_and_how_much():
     view = view_after(JOINED, STEP, phase="starting", started=0.0)
     assert "Contributing as alice. Started less than a minute ago." in state_html(view, 59.0)
-    assert "Started 59 min ago" in state_html(view, 3599.0) and "2 h 05 min" in state_html(view, 7500.0)
+    assert "Started 59 min ago" in state_html(view, 3550.0) and "2 h 5 min" in state_html(view, 7500.0)
     tiles = contribution_html(view)
     assert "<dd>12.0</dd>" in tiles and "<dd>98%</dd>" in tiles and "3 <small>of 10</small>" in tiles
     assert contribution_html(JoinView(started=0.0)) == "" == checks_html(JoinView()) == notice_html("")
