@@ -239,24 +239,29 @@ def test_its_figures_are_those_of_the_training_code(hub, address):
 @pytest.mark.slow
 @needs_browser
 @pytest.mark.parametrize(
-    ("run", "state", "words"),
+    ("run", "state", "words", "step"),
     [
-        ("org/robins-fresh", "not-begun", "waits for its first epoch"),
-        ("org/robins-over", "over", "The run is over: all 29,900 epochs are trained."),
-        ("org/nobody", "unreachable", "has no public repository org/nobody"),
-        ("org/robins-codec", "unreachable", "org/robins-codec has no training_run.json. It is not a training run"),
-        ("org/robins-torn", "unreachable", "metrics/summary.json of org/robins-torn is not JSON"),
-        ("org/robins-absurd", "unreachable", "has only impossible values"),
-        ("<script>", "unreachable", "“<script>” is not the name of a run"),
+        ("org/robins-fresh", "not-begun", "waits for its first epoch", "Join the run"),
+        ("org/robins-over", "over", "The run is over: all 29,900 epochs are trained.", "Draw with it"),
+        ("org/nobody", "unreachable", "has no public repository org/nobody", "See the repository"),
+        (
+            "org/robins-codec",
+            "unreachable",
+            "org/robins-codec has no training_run.json. It is not a",
+            "See the repository",
+        ),
+        ("org/robins-torn", "unreachable", "metrics/summary.json of org/robins-torn is not JSON", "Join the run"),
+        ("org/robins-absurd", "unreachable", "has only impossible values", "Join the run"),
+        ("<script>", "unreachable", "“<script>” is not the name of a run", "Start your own"),
     ],
 )
-def test_a_run_that_is_not_well_is_explained_and_the_page_stays_up(hub, address, run, state, words, tmp_path):
+def test_a_run_that_is_not_well_is_explained_and_the_page_stays_up(hub, address, run, state, words, step, tmp_path):
     with watched_page(f"{address}?run={run}", "phone", allowed=(hub.endpoint,), expected_error=FAILED_REQUEST) as page:
         page.locator(f"#status[data-state={state}]").wait_for(timeout=30_000)
         assert words in page.locator("#status-text").inner_text()
         assert page.get_by_role("heading", name="How it works").is_visible()
-        assert page.locator("#join").is_visible() == (state != "over")
-        assert page.locator("#next-step").inner_text() == ("Draw with it" if state == "over" else "Join the run")
+        assert page.locator("#next-step").inner_text() == step
+        assert page.locator("#join").is_visible() == (step == "Join the run")
         assert page.locator("main img[src=x]").count() == 0
         if run in ("org/robins-fresh", "org/robins-absurd", "org/robins-over"):
             take_picture(page, f"landing_page_{run[11:]}", tmp_path)

@@ -31,7 +31,7 @@ async function start() {
   const settings = await readSettings(location.search);
   showSettings(settings);
   if (settings.problem) {
-    showStatus("unreachable", settings.problem);
+    showUnreachable(settings.problem);
     return;
   }
   await follow(settings);
@@ -53,7 +53,7 @@ async function showRun({ hub, run }) {
   ]);
   if (!trainingRun.value) {
     const isNoRun = trainingRun.problem.kind === "missing";
-    showStatus("unreachable", trainingRun.problem.message + (isNoRun ? " It is not a training run." : ""));
+    showUnreachable(trainingRun.problem.message + (isNoRun ? " It is not a training run." : ""));
     return;
   }
   const summary = newer(committed, await summaryInBucket(hub, trainingRun.value));
@@ -130,14 +130,21 @@ function showStatus(state, text) {
   if (byId("live-waiting").textContent !== spoken) byId("live-waiting").textContent = spoken;
 }
 
-/** What a person does next is the page's first button; whoever comes when all is over is not asked to join. */
+function showUnreachable(text) {
+  showStatus("unreachable", text);
+  showNextStep({ state: "unreachable", advice: "See the repository" });
+}
+
+/** What a person does next is the page's first button; nobody is asked to join what is over or cannot be read. */
 function showNextStep({ state, advice }) {
   const isOver = state === "over";
+  const isAway = state === "unreachable";
   const demo = document.querySelector("[data-space=text_to_image_demo] a");
   const model = document.querySelector("[data-run-link] a");
   byId("next-step").textContent = isOver && !demo ? "See the model" : state === "stalled" ? "Join the run" : advice;
-  byId("next-step").href = isOver ? (demo ?? model).href : "#join";
-  for (const place of document.querySelectorAll("[data-until-over]")) place.hidden = isOver;
+  byId("next-step").href = isOver ? (demo ?? model).href : isAway ? (model?.href ?? "#recipe") : "#join";
+  if (isAway && !model) byId("next-step").textContent = "Start your own";
+  for (const place of document.querySelectorAll("[data-until-over]")) place.hidden = isOver || isAway;
   byId("live-title").textContent = isOver ? "The run, from its first epoch to its last" : "The run, live";
 }
 

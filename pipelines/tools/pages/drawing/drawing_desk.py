@@ -123,7 +123,7 @@ class DrawingDesk:
         try:
             epochs, problem = self.checkpoints.epochs(), ""
         except VISITORS_ERRORS as error:
-            epochs, problem = [], f"Older epochs cannot be listed. {explain_error(error)}"
+            epochs, problem = [], f"The run cannot be read: {explain_error(error)}"
         return [(NEWEST, NEWEST), *((name.replace("-", " "), name) for name in epochs)], problem
 
     def _draw_and_look_up(

@@ -93,11 +93,10 @@ class JoinSession:
             try:
                 profile = RunProfile.read(repository, self._clock())
             except USER_ERRORS as error:
-                logger.info("%s cannot be read: %s", repository, explain_error(error))
-                profile = RunProfile.unreachable(repository)
+                profile = RunProfile.unreachable(repository, explain_error(error))
             except Exception:  # whatever a stranger has published
                 logger.exception("%s cannot be understood.", repository)
-                profile = RunProfile.unreachable(repository)
+                profile = RunProfile.unreachable(repository, "What is there cannot be understood.")
 
     def wait_for_change(self, version: int, seconds: float) -> int:
         """Return the number of the current view as soon as it is not `version`, or after `seconds`."""

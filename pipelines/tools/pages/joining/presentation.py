@@ -111,6 +111,8 @@ def state_html(view: JoinView, now: float) -> str:
     if view.is_checking and not view.is_alive:
         name, title = "checking", "Checking this machine"
         sentence = f"Checking: {view.looking_at}" if view.looking_at else "Loading libraries."
+    elif name == join_view.IDLE and view.profile is not None and view.profile.run is None:
+        title, sentence = "The run cannot be read", f"{view.profile.condition.advice}, or try again in a minute."
     elif view.is_over and name in (join_view.IDLE, join_view.FINISHED):
         name, title, sentence = join_view.FINISHED, "The run is over", "There is nothing left to train. Thank you all."
     words = [view.message or sentence]

@@ -3,7 +3,7 @@
 import contextlib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from PIL import Image
@@ -79,9 +79,10 @@ class RunProfile:
         )
 
     @classmethod
-    def unreachable(cls, repository: str) -> Self:
+    def unreachable(cls, repository: str, reason: str) -> Self:
         """Return what is known of a run that cannot be read."""
-        return cls(repository=repository, condition=condition_of(RunFacts(num_epochs=None), repository, now=0.0))
+        condition = condition_of(RunFacts(num_epochs=None), repository, now=0.0)
+        return cls(repository=repository, condition=replace(condition, sentence=f"{condition.sentence} {reason}"))
 
     def contributors(self, span: str) -> list[tuple[str, int]]:
         """Return the names that could be users', with samples of `today`, `week` or `all`, most first."""

@@ -246,7 +246,9 @@ def test_a_run_that_is_over_is_used_and_one_that_cannot_be_read_is_no_error():
     assert 'href="https://a.example">Draw with it' in run_html(over, dict(DEMO_SPACE="https://a.example"))
     shown = state_html(view_after(dict(event="over", message="All is trained."), profile=profile(6)), 0.0)
     assert '<h2 role="status">The run is over</h2><p>All is trained.</p>' in shown
-    assert "Unreachable." in run_html(JoinView(profile=RunProfile.unreachable("org/run")), {})
+    away = JoinView(profile=RunProfile.unreachable("org/run", "<b>no</b> answer"))
+    assert "Unreachable.</b> The run&#x27;s settings cannot be read. &lt;b&gt;no" in run_html(away, {})
+    assert "The run cannot be read</h2>" in state_html(away, 0.0)
 
 
 def test_what_was_given_becomes_a_picture_to_share():
