@@ -400,7 +400,7 @@ def _wire_reel(
         epoch, pictures = reel.newest()
         if not pictures:
             return gr.skip(), gr.skip()
-        label = f"What the model drew after epoch {epoch:,}: press one to take its caption"
+        label = f"After epoch {epoch:,}: press one for its caption"
         captions = gr.skip() if has_examples else gr.Dataset(samples=[[words] for _, words in pictures], visible=True)
         return gr.update(value=_files(pictures), label=label, visible=True), captions
 

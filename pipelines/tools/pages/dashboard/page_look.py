@@ -85,10 +85,10 @@ STYLE = """
   padding: 0; margin: 0.6rem 0 0; }
 .board .reel img { width: 100%; border-radius: 6px; image-rendering: auto; margin: 0; }
 .board .reel.newest { display: flex; align-items: end; gap: 0.8rem; overflow-x: auto; padding: 0; }
-.board .reel.newest li { flex: none; font-size: 0.8rem; }
+.board .reel.newest li { flex: none; width: min-content; font-size: 0.8rem; }
 .board .reel.newest span { display: block; }
 .board .reel.newest img { width: auto; max-width: 18rem; max-height: 7rem; }
-@media (max-width: 40rem) { .board .reel.newest li:last-child { order: -1; } }
+.board .reel.newest li:last-child { order: -1; width: auto; }
 .board .reel.newest li:last-child img { max-width: min(26rem, 80vw); max-height: 13rem; }
 .board .reel span { color: var(--quiet); }
 """

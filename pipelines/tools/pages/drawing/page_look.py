@@ -9,10 +9,18 @@ STYLE = """
 }
 #results .fixed-height, #seen .fixed-height { min-height: 0; max-height: none; }
 #results .grid-container, #seen .grid-container { padding-top: var(--size-6); }
-#results .caption-label, #seen .caption-label {
-  white-space: normal; overflow-wrap: anywhere;
-  display: -webkit-box; -webkit-box-orient: vertical; -webkit-line-clamp: 3;
+#results .thumbnail-lg:has(.caption-label), #seen .thumbnail-lg:has(.caption-label) {
+  aspect-ratio: auto; height: auto; display: flex; flex-direction: column;
 }
+#results .thumbnail-lg:has(.caption-label) > img, #seen .thumbnail-lg:has(.caption-label) > img {
+  aspect-ratio: 1; height: auto;
+}
+#results .grid-container .caption-label, #seen .grid-container .caption-label {
+  position: static; width: 100%; max-width: none; border: 0; opacity: 1 !important;
+  padding-bottom: 0; margin-bottom: .4rem; white-space: normal; overflow-wrap: anywhere;
+  display: -webkit-box; -webkit-box-orient: vertical; -webkit-line-clamp: 6;
+}
+#results:has(#by-itself img) #drawn:has(.empty) { display: none; }
 #drawn .gallery-container:has(> .preview), #seen .gallery-container:has(> .preview) { min-height: 26rem; }
 .gallery-container:has(> .preview) > .grid-wrap { visibility: hidden; }
 #drawn .thumbnail-small img, #seen .thumbnail-small img { image-rendering: auto !important; }
