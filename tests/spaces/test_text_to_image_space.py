@@ -248,7 +248,7 @@ def test_a_person_draws_shares_and_completes_pictures_in_a_browser(address, size
     from playwright.sync_api import expect
 
     with watched_page(address, size) as page:
-        page.get_by_text("What the model drew after epoch 12: press one to take its caption").wait_for()
+        page.get_by_text("After epoch 12: press one for its caption").wait_for()
         page.locator("#by-itself button.thumbnail-lg").last.click()
         expect(page.get_by_label("Prompt", exact=True)).to_have_value(REEL_PROMPTS[1])
         take_picture(page, "text_to_image_empty", tmp_path)
