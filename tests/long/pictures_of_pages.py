@@ -11,7 +11,6 @@ when each page shows its first content, beside an empty page of Gradio; a seriou
 import argparse
 import contextlib
 import json
-import os
 import signal
 import statistics
 import sys
@@ -35,10 +34,11 @@ from hub_tools.printing.marked_up import escaped
 from pipelines.features.publishing.metrics.run_state import RunPhase
 from pipelines.tools.demo.free_ports import take_ports
 from pipelines.tools.demo.running.event_files import read_events
-from pipelines.tools.demo.running.programs import Program, stop_all
+from pipelines.tools.demo.running.programs import VARIABLE, Program, stop_all
 from pipelines.tools.demo.running_spaces import RunningSpaces, SpacesPlan, opened_hub
 from pipelines.tools.demo.scenes_demo import run_scenes_demo
 from pipelines.tools.demo.stages import Stages
+from pipelines.tools.process_table import processes_with_variable, signal_processes
 
 LIVE, OVER, NOWHERE = "demo/live", "demo/scenes", "demo/nothing"
 TRAINERS = ("alice", "bob")
@@ -49,7 +49,7 @@ SECONDS_TO_SETTLE, SECONDS_WITHOUT_CHANGE = 60.0, 3.0
 SECONDS_UNTIL_MISSED = 90.0
 """After which the records of peers that say nothing have ended, and an epoch is late."""
 
-LATER_MS = 7_200_000
+SECONDS_LATER = 7_200
 """The landing page takes a run for stalled by the age of what was published: it is shown two hours later."""
 
 EMPTY_PAGE = """
@@ -98,7 +98,7 @@ class LiveRun:
     def freeze_trainers(self) -> None:
         """Stop all processes of the trainers."""
         for program in self._trainers:
-            os.killpg(program.process.pid, signal.SIGSTOP)
+            signal_processes(processes_with_variable(VARIABLE, program.mark), signal.SIGSTOP)
 
     def kill_trainers(self) -> None:
         """End them as a failure of power would."""
@@ -132,7 +132,7 @@ class Camera:
                 for scheme in ("light", "dark"):
                     with self._opened(address, width, height, scheme) as page:
                         if name == "landing_page" and state in (RunPhase.STALLED, RunPhase.NOBODY):
-                            page.clock.set_system_time(time.time() * 1000 + LATER_MS)
+                            page.clock.set_system_time(time.time() + SECONDS_LATER)
                         page.goto(address)
                         settle(page)
                         file = f"{state.replace(' ', '-')}_{name}_{size}_{scheme}.png"
