@@ -39,7 +39,7 @@ RANGES: dict[str, tuple[float, float]] = {
 """Smallest and largest value; what has no row is at most `LARGEST_NUMBER` from zero."""
 
 
-def check_ranges(settings: Mapping[str, Any]) -> None:
+def check_ranges(settings: Mapping[str, object]) -> None:
     """Raise ValueError naming a setting that is too large, too long, too deep, not finite, or out of its range."""
     left = MOST_VALUES
     waiting = [(name, value, 0) for name, value in settings.items()]

@@ -21,7 +21,7 @@ class CompiledFunction:
         self._function, self._compiled = function, torch.compile(function, **options)
         self.has_failed = False
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         """Compute what the function computes."""
         if not self.has_failed:
             torch._dynamo.config.recompile_limit = MOST_VARIANTS  # of this thread: backward passes have their own

@@ -19,7 +19,7 @@ def with_offloaded_weights(method: Method) -> Method:
     """
 
     @wraps(method)
-    def wrapper(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    def wrapper(self: nn.Module, *args: object, **kwargs: object) -> Any:
         if torch.compiler.is_compiling() or not _keep_uncalled(self):
             return method(self, *args, **kwargs)
         if self.training and torch.is_grad_enabled():

@@ -69,7 +69,7 @@ class TextToImagePipeline(Pipeline):
         self._codec_source = None if isinstance(codec, torch.nn.Module) else codec
         super().__init__(*args, **kwargs)
 
-    def __call__(self, prompts: str | Iterable[str], **options: Any) -> Any:  # type: ignore[override]
+    def __call__(self, prompts: str | Iterable[str], **options: object) -> Any:  # type: ignore[override]
         """Draw for one caption, or for many together.
 
         One caption gives a list of `num_images_per_prompt` PIL pictures, and several give a list of such lists. With
@@ -87,7 +87,7 @@ class TextToImagePipeline(Pipeline):
         return drawn[0] if isinstance(prompts, str) else drawn
 
     def _sanitize_parameters(
-        self, *, output_type: str | None = None, **generate_kwargs: Any
+        self, *, output_type: str | None = None, **generate_kwargs: object
     ) -> tuple[dict, dict, dict]:
         if output_type is not None and output_type not in OUTPUT_TYPES:
             raise ValueError(f"output_type is {output_type!r}, expected one of {', '.join(OUTPUT_TYPES)}.")
@@ -125,7 +125,7 @@ class TextToImagePipeline(Pipeline):
             for candidates in model_outputs["pixels"]
         ]
 
-    def save_pretrained(self, save_directory: str | os.PathLike, **kwargs: Any) -> None:
+    def save_pretrained(self, save_directory: str | os.PathLike, **kwargs: object) -> None:
         """Save model and processor with their code; the codec's code is copied if the codec was used."""
         super().save_pretrained(save_directory, **kwargs)
         self.processor.save_pretrained(save_directory)

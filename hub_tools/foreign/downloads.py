@@ -70,7 +70,7 @@ def fetch_files(
     patterns: Sequence[str] | None = None,
     ignored: Sequence[str] | None = None,
     most_weights_bytes: int | None = None,
-    **options: Any,
+    **options: object,
 ) -> Path:
     """Do what `snapshot_download` does, unless too much matches: TooLargeError, and nothing is taken.
 

@@ -49,7 +49,7 @@ class PrintableStatus(Status):
         super().update(_literal(status), **how)
 
 
-def _literal(shown: Any) -> Any:
+def _literal(shown: object) -> Any:
     return Text(printable(shown)) if isinstance(shown, str) else shown
 
 

@@ -33,7 +33,7 @@ class ChildProcess(subprocess.Popen[str]):
         with contextlib.suppress(BrokenPipeError):  # what it was sent last, it has not read
             super().__exit__(None, None, None)
 
-    def send(self, values: Mapping[str, Any]) -> None:
+    def send(self, values: Mapping[str, object]) -> None:
         """Write a line of JSON to its input. Raises OSError or ValueError if it has ended."""
         assert self.stdin is not None, "it is a pipe"
         self.stdin.write(json.dumps(values) + "\n")

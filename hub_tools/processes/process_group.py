@@ -41,7 +41,7 @@ def start_worker(
     *,
     program: str = WHOLE_PROGRAM,
     started: float | None = None,
-    **options: Any,
+    **options: object,
 ) -> ChildProcess:
     """Start a program with these arguments as a worker, the leader of a new process group; `options` are Popen's.
 

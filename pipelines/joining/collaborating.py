@@ -48,7 +48,7 @@ class Collaboration(torch.optim.Optimizer):
     def __init__(
         self,
         optimizer: SwarmOptimizer,
-        groups: Iterable[Mapping[str, Any]],
+        groups: Iterable[Mapping[str, object]],
         addresses: Sequence[str],
         samples_per_step: int | None,
     ) -> None:

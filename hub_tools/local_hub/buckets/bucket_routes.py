@@ -234,7 +234,7 @@ def _one_level(rows: list[sqlite3.Row], prefix: str) -> Iterator[dict]:
             yield {"type": "directory", "path": row["path"][:start] + folder, "uploadedAt": row["uploaded_at"]}
 
 
-def _describe_bucket(bucket: Mapping[str, Any] | sqlite3.Row, size: int, num_files: int) -> dict:
+def _describe_bucket(bucket: Mapping[str, object] | sqlite3.Row, size: int, num_files: int) -> dict:
     return {
         "id": f"{bucket['namespace']}/{bucket['name']}",
         "private": bool(bucket["private"]),

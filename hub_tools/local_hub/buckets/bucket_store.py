@@ -97,7 +97,7 @@ def file_at(connection: sqlite3.Connection, bucket: Bucket, path: str) -> sqlite
 
 
 def apply_operations(
-    connection: sqlite3.Connection, bucket: Bucket, operations: Sequence[Mapping[str, Any]], at: datetime
+    connection: sqlite3.Connection, bucket: Bucket, operations: Sequence[Mapping[str, object]], at: datetime
 ) -> list[dict[str, str]]:
     """Carry out a batch in the present transaction, at this time; return what is refused of it, with the reason."""
     failed = []
@@ -109,7 +109,7 @@ def apply_operations(
     return failed
 
 
-def _apply(connection: sqlite3.Connection, bucket: Bucket, operation: Mapping[str, Any], at: datetime) -> None:
+def _apply(connection: sqlite3.Connection, bucket: Bucket, operation: Mapping[str, object], at: datetime) -> None:
     path = check_path_in_repository(operation.get("path"))
     match operation.get("type"):
         case "addFile":

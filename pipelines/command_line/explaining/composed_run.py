@@ -89,6 +89,6 @@ def _reel_captions(run: TrainingRun) -> list[str]:
         return []
 
 
-def _compose(request: RunRequest, settings: Mapping[str, Any]) -> tuple[TrainingRun, Any]:
+def _compose(request: RunRequest, settings: Mapping[str, object]) -> tuple[TrainingRun, Any]:
     others = {name: value for name, value in settings.items() if name != "run_id"}
     return compose_run(dataclasses.replace(request, settings=others))

@@ -123,7 +123,7 @@ class DatasetSample:
 
 
 def explain_run(
-    run: TrainingRun, processor: Any, num_parameters: int, dataset: DatasetSample | None = None
+    run: TrainingRun, processor: object, num_parameters: int, dataset: DatasetSample | None = None
 ) -> list[str]:
     """Return sentences about a run that is being created, from samples of its dataset, which are read if not given.
 

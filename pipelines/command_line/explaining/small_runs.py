@@ -112,7 +112,7 @@ def settings_of_small_run(
 
 
 def fit_small_run(
-    run: TrainingRun, dataset: DatasetSample, chosen: Mapping[str, Any], hours: float, hardware: str | None
+    run: TrainingRun, dataset: DatasetSample, chosen: Mapping[str, object], hours: float, hardware: str | None
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the settings of a small run on a dataset, those that were chosen among them, and what to expect of it.
 

@@ -34,7 +34,7 @@ def draw_at_volunteers(
     revision: str | None,
     codec: str | None,
     clip: str | None,
-    **volunteers: Any,
+    **volunteers: object,
 ) -> "tuple[list[list[RankedImage]], list[dict[int, dict[str, object]]]]":
     """Have the candidates drawn by servers of the run's swarm, and decode them here.
 
@@ -92,7 +92,7 @@ def shown_client(console: Console, repository: str, **how: Any) -> "Iterator[tup
 
 
 def draw_all(
-    client: "DrawingClient", prompts: list[str], candidates: int, stage: str, on_progress: "OnProgress", **wished: Any
+    client: "DrawingClient", prompts: list[str], candidates: int, stage: str, on_progress: "OnProgress", **wished: object
 ) -> "list[Drawn]":
     """Have the candidates of all prompts drawn or written; `wished` are fields of `SamplingRequest`."""
     from pipelines.features.serving.draw.modalities.choice import modality_of

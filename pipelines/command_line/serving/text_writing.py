@@ -114,7 +114,7 @@ def _write_at_volunteers(
     seed: int,
     revision: str | None,
     device: str,
-    **how: Any,
+    **how: object,
 ) -> "tuple[Any, Any, Written]":
     console = become_worker()
     import torch

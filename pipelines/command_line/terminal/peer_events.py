@@ -29,7 +29,7 @@ class EventFile:
         self._is_damaged = False
         """Whether the last line may lack its end."""
 
-    def write(self, values: Mapping[str, Any]) -> None:
+    def write(self, values: Mapping[str, object]) -> None:
         """Append the values with the current time."""
         if self._path is None:
             return
@@ -52,7 +52,7 @@ class EventFile:
         self._last_report, self._last_report_time = report, now
         self.write(dataclasses.asdict(report))
 
-    def happened(self, event: str, /, **values: Any) -> None:
+    def happened(self, event: str, /, **values: object) -> None:
         """Append an event, under the key `event`."""
         self.write(dict(event=event, **values))
 

@@ -46,7 +46,7 @@ class PeerNames:
                 self._text = b""
         return f"{self._names[peer]} (…{peer[-4:]})" if peer in self._names else f"…{peer[-4:]}"
 
-    def read(self, records: Any) -> None:
+    def read(self, records: object) -> None:
         """Replace the names by those in a swarm's records."""
         self.write(users_by_peer(records))
 

@@ -230,7 +230,7 @@ class _GuardedCalls:
         """`seconds`: how long a stranger's first part waits for a group in which it is a member; None: for ever."""
         self._averager, self._gate, self._seconds = averager, gate, seconds
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         call = getattr(self._averager, name)
         if name in ("rpc_introduce", "rpc_join_group"):  # these check for themselves, see `answer` and `opened`
             return call
@@ -247,7 +247,7 @@ class _GuardedCalls:
 
         return answer if inspect.isasyncgenfunction(call) else answer_once
 
-    async def _check_introduced(self, request: Any, context: P2PContext) -> Any:
+    async def _check_introduced(self, request: object, context: P2PContext) -> object:
         if self._gate.admission_of(context.remote_id) is None:
             raise TokenRefusedError(f"{context.remote_id} has not introduced itself, or its token has expired.")
         return request
@@ -273,10 +273,10 @@ class _IntroducingStub:
     def __init__(self, stub: StubBase, introduce: Callable[[], Awaitable[None]]) -> None:
         self._stub, self._introduce = stub, introduce
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         call = getattr(self._stub, name)
 
-        async def introduce_and_call(*args: Any, **kwargs: Any) -> Any:
+        async def introduce_and_call(*args: object, **kwargs: object) -> object:
             await self._introduce()
             return await call(*args, **kwargs)
 

@@ -30,7 +30,7 @@ CALLER: ContextVar[PeerID | None] = ContextVar("CALLER", default=None)
 class SwarmDHT(hivemind.DHT):
     """A DHT node that answers only admitted peers if the run has an authority; all others are open."""
 
-    def __init__(self, *, admission: PeerAdmission | None, own_group: bool = False, **kwargs: Any) -> None:
+    def __init__(self, *, admission: PeerAdmission | None, own_group: bool = False, **kwargs: object) -> None:
         """`own_group`: a terminal's Ctrl-C does not reach its process, nor p2pd, which ends at every SIGINT."""
         self.authorizer, self._own_group = authorizer_of(admission), own_group
         self.children = ChildWatch()
@@ -122,7 +122,7 @@ class PeerBoundCalls:
     def __init__(self, protocol: DHTProtocol, authorizer: SwarmAuthorizer | None) -> None:
         self._calls, self._authorizer = AuthRPCWrapper(protocol, AuthRole.SERVICER, authorizer), authorizer
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         call = getattr(self._calls, name)
 
         async def check_and_call(request: Any, context: P2PContext) -> Any:

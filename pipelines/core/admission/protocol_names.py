@@ -4,7 +4,7 @@ hivemind derives them from the answering class, so that renaming a class would s
 classes set the name themselves, so it survives a renaming.
 """
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from hivemind.p2p import ServicerBase
 
@@ -15,7 +15,7 @@ class NamedServicer(ServicerBase):
     PROTOCOL_NAME: ClassVar[str]
     """First part of the name of each remote call, as in `NAMESPACE::PROTOCOL_NAME.rpc_introduce`."""
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
         cls._rpc_handlers = cls._stub_type = None  # hivemind caches these per class and would return the parent's
 

@@ -51,7 +51,7 @@ class AnsweringAverager(NamedServicer, DecentralizedAverager):
         end_with_parent()
         super()._run_internal()
 
-    async def add_p2p_handlers(self, p2p: P2P, wrapper: Any = None, **kwargs: Any) -> None:
+    async def add_p2p_handlers(self, p2p: P2P, wrapper: object = None, **kwargs: object) -> None:
         """Answer calls, and refuse those of strangers."""
         forget_ended_calls(p2p)
         bound_streams(p2p)

@@ -72,7 +72,7 @@ class RobustAverager(AnsweringAverager):
 
     def __init__(
         self,
-        *args: Any,
+        *args: object,
         prefix: str,
         admission: PeerAdmission | None,
         rule: AggregationRule = PLAIN_RULE,
@@ -81,7 +81,7 @@ class RobustAverager(AnsweringAverager):
         rounds_begin_together: bool = True,
         new_division: NewDivision = Division,
         checks_type: type[Checks] = Checks,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
         """`admission` is this peer's; None: nothing is checked, and the averager accepts everybody.
 
@@ -183,7 +183,7 @@ class RobustAverager(AnsweringAverager):
         busy to answer peers looking for the next group.
         """
 
-    async def _step(self, *, step: StepControl, **kwargs: Any) -> None:
+    async def _step(self, *, step: StepControl, **kwargs: object) -> None:
         self._gate.prove(step, self.peer_id, self._told(step.data_for_gather))
         step.wait_for_cancel = partial(until_cancelled, step)
         self._checks = self._checks or self._checks_type(
@@ -250,7 +250,7 @@ class RobustAverager(AnsweringAverager):
         """Raise ValueError if no honest member tells its group this."""
         mode_of(gathered)
 
-    def _tell_process(self, method: str, *arguments: Any) -> None:
+    def _tell_process(self, method: str, *arguments: object) -> None:
         """Call a method in the averager's process, before anything it is told later."""
         self._outer_pipe.send((method, list(arguments), {}))
 

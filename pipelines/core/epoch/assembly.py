@@ -35,7 +35,7 @@ from pipelines.core.state.training_state import TrainingState
 from pipelines.core.state.transfer import StateTransfer
 from pipelines.core.swarm.records import SwarmRecords
 
-LISTENER: dict[str, Any] = dict(auxiliary=True, bandwidth=0.0, reuse_grad_buffers=True)
+LISTENER: dict[str, object] = dict(auxiliary=True, bandwidth=0.0, reuse_grad_buffers=True)
 """Options of a gradient averager that sends nothing, and reduces nothing unless its division lets it help; see
 `TrustedAllReduceRunner`."""
 

@@ -45,12 +45,12 @@ class SwarmGradientAverager(RobustAverager, GradientAverager):
         yield from self.gathered()
         yield from self._other_tensors()
 
-    def schedule_step(self, *args: Any, **kwargs: Any) -> StepControl:
+    def schedule_step(self, *args: object, **kwargs: object) -> StepControl:
         """See `GradientAverager.schedule_step`."""
         self._tell_process("_average_epoch", self.epoch_to_average)
         return super().schedule_step(*args, **kwargs)
 
-    def step(self, weight: float | None = None, reset_accumulators: bool = True, **kwargs: Any) -> Any:
+    def step(self, weight: float | None = None, reset_accumulators: bool = True, **kwargs: object) -> object:
         """See `GradientAverager.step`."""
         if weight is None and self._momentum:
             weight = self._mean_num_samples()

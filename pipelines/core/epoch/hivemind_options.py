@@ -3,8 +3,6 @@
 Training peers and the auxiliary peer build their averagers with these same functions, so that they are compatible.
 """
 
-from typing import Any
-
 from pipelines.core.averaging.reduce.robust_aggregation import AggregationRule
 from pipelines.core.run.training_run import TrainingRun
 from pipelines.core.state.download import DownloadLimits
@@ -15,7 +13,7 @@ REQUEST_SHARE = 0.4
 """Share of the matchmaking time in which a request must be answered: there is time for two."""
 
 
-def averager_options(run: TrainingRun) -> dict[str, Any]:
+def averager_options(run: TrainingRun) -> dict[str, object]:
     """Return the options of averagers; a request must fit twice into the matchmaking time."""
     return dict(
         request_timeout=min(5.0, REQUEST_SHARE * run.matchmaking_seconds),
@@ -42,7 +40,7 @@ def aggregation_rule(run: TrainingRun) -> AggregationRule:
     )
 
 
-def upload_options(bandwidth_limit_mbit: float | None) -> dict[str, Any]:
+def upload_options(bandwidth_limit_mbit: float | None) -> dict[str, object]:
     """Return the averagers' options for an upload limit in Mbit/s: the bandwidth to advertise and the limit to keep."""
     if bandwidth_limit_mbit is None:
         return {}
@@ -68,7 +66,7 @@ def transfer_limits(run: TrainingRun) -> TransferLimits:
     )
 
 
-def tracker_options(run: TrainingRun) -> dict[str, Any]:
+def tracker_options(run: TrainingRun) -> dict[str, object]:
     """Return how often peers check each other's progress: in proportion to the silence time-out."""
     expiration = run.progress_expiration_seconds
     return dict(

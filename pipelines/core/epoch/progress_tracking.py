@@ -107,11 +107,11 @@ class SwarmProgressTracker(ProgressTracker):
     """Peers whose samples count for the end of the epoch; see `Acquaintances.give_samples`."""
 
     _records: tuple[LocalTrainingProgress, ...] = ()
-    _metadata: Any = None
+    _metadata: object = None
     """The swarm's records as they were read last."""
 
     def __init__(
-        self, *args: Any, admissions: AdmissionRecords, acquaintances: Acquaintances, start: bool, **kwargs: Any
+        self, *args: object, admissions: AdmissionRecords, acquaintances: Acquaintances, start: bool, **kwargs: object
     ) -> None:
         """`admissions` says whose progress counts, `acquaintances` whose word; all else is as in `ProgressTracker`."""
         self._admissions, self._owner = admissions, RSASignatureValidator().local_public_key
@@ -145,7 +145,7 @@ class SwarmProgressTracker(ProgressTracker):
             return 0.0  # the epoch has just started, nothing is known yet
         return min(self.default_refresh_period, max(0.0, REPORT_SHARE * seconds_left))
 
-    def report_local_progress(self, local_epoch: int, *args: Any, **kwargs: Any) -> None:
+    def report_local_progress(self, local_epoch: int, *args: object, **kwargs: object) -> None:
         """See `ProgressTracker.report_local_progress`; others wait for news that this peer is in a new epoch."""
         is_new = local_epoch != self.local_progress.epoch
         super().report_local_progress(local_epoch, *args, update_global_samples=self._gives_samples, **kwargs)
@@ -194,7 +194,7 @@ class SwarmProgressTracker(ProgressTracker):
         """Return the most samples that each peer can have gathered when the round begins; see the function."""
         return plausible_samples(self._records, get_dht_time(), self.seconds_to_come, self._counted)
 
-    def _parse_swarm_progress_data(self, metadata: Any) -> GlobalTrainingProgress:
+    def _parse_swarm_progress_data(self, metadata: object) -> GlobalTrainingProgress:
         self._metadata = metadata
         if isinstance(metadata, dict) and metadata:
             own = ValueWithExpiration(self.local_progress.dict(), math.inf)

@@ -64,7 +64,7 @@ def _check(run: TrainingRun, model: torch.nn.Module, optimizer: torch.optim.Opti
 
 
 def _copy(
-    optimizer: torch.optim.Optimizer, max_gradient_norm: float, groups: list[dict[str, Any]]
+    optimizer: torch.optim.Optimizer, max_gradient_norm: float, groups: list[dict[str, object]]
 ) -> torch.optim.Optimizer:
     """Return an optimizer with the same options for other parameters, and the state of one that begins."""
     kind = type(optimizer)

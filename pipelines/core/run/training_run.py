@@ -245,7 +245,7 @@ def _check_format(version: object) -> None:
         )
 
 
-def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
+def _flat(values: Mapping[str, object]) -> dict[str, Any]:
     """Return the settings side by side."""
     sections = values.get("settings", {})
     if not isinstance(sections, Mapping):

@@ -182,7 +182,7 @@ class NoCache(DHTLocalStorage):
         return False
 
 
-def copied(value: Any) -> Any:
+def copied(value: object) -> object:
     """Return a value of the DHT, of owners a copy with what is not over, whatever size it is said to have."""
     if not isinstance(value, DictionaryDHTValue):
         return value

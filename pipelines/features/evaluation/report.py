@@ -205,7 +205,7 @@ def report_of(
     )
 
 
-def _write(path: Path, facts: Mapping[str, Any]) -> Path:
+def _write(path: Path, facts: Mapping[str, object]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text_whole(path, json.dumps(facts, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
     return path

@@ -302,7 +302,7 @@ class Ledger:
         )
 
     @classmethod
-    def from_json(cls, order: BlockOrder, options: LedgerOptions, values: Mapping[str, Any], now: float) -> Self:
+    def from_json(cls, order: BlockOrder, options: LedgerOptions, values: Mapping[str, object], now: float) -> Self:
         """The ledger that `to_json` gave; its leases last from now on. ValueError if it gave something else."""
         try:
             return cls._from_json(order, options, values, now)

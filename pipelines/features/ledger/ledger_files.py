@@ -74,7 +74,7 @@ def read_bookings(folder: Path) -> list[Booking]:
     return found
 
 
-def write_state(path: Path, state: Mapping[str, Any]) -> None:
+def write_state(path: Path, state: Mapping[str, object]) -> None:
     """Write the ledger's state, whole or not at all."""
     write_text_whole(path, json.dumps(dict(format=FILE_FORMAT, **state)) + "\n")
 

@@ -80,7 +80,7 @@ for _name in ATTENTION.values():
     AttentionMaskInterface.register(_name, _mask_of_one_sequence)
 
 
-def is_known(values: Mapping[str, Any]) -> bool:
+def is_known(values: Mapping[str, object]) -> bool:
     """Return whether a `config.json` is of a model that the estimate knows."""
     return _kind_of(values.get("model_type")) is not None
 
@@ -92,7 +92,7 @@ def _kind_of(model_type: object) -> Any:
     return kind if any(kind in mapping for _, mapping in KINDS) else None
 
 
-def read_configuration(values: Mapping[str, Any]) -> PreTrainedConfig:
+def read_configuration(values: Mapping[str, object]) -> PreTrainedConfig:
     """Return what a `config.json` describes. Raises ValueError for models that the estimate doesn't know, bad sizes."""
     model_type = values.get("model_type")
     if (kind := _kind_of(model_type)) is None:
@@ -268,7 +268,7 @@ def _count(config: PreTrainedConfig, batch: int, kind: StepKind) -> Passes:
         return _count_with(config, batch, kind)
 
 
-def _count_with(config: PreTrainedConfig, batch: int, kind: StepKind, **options: Any) -> Passes:
+def _count_with(config: PreTrainedConfig, batch: int, kind: StepKind, **options: object) -> Passes:
     on_gpu = kind.device == "cuda"
     with FakeTensorMode():
         model = _build(config, torch.bfloat16 if kind.precision == "pure" else torch.float32, **options)
@@ -285,7 +285,7 @@ def _count_with(config: PreTrainedConfig, batch: int, kind: StepKind, **options:
         return count_step(model, loss, has_byte_masks=on_gpu)
 
 
-def _build(config: PreTrainedConfig, dtype: torch.dtype = torch.float32, **options: Any) -> Any:
+def _build(config: PreTrainedConfig, dtype: torch.dtype = torch.float32, **options: object) -> Any:
     if isinstance(config, DalleCollabConfig):
         return DalleCollabForConditionalGeneration._from_config(config, dtype=dtype)
     config.use_cache = False

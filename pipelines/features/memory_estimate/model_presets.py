@@ -22,7 +22,7 @@ class ModelSizes:
     text: str
 
     @classmethod
-    def of(cls, values: Mapping[str, Any]) -> Self:
+    def of(cls, values: Mapping[str, object]) -> Self:
         """Take the sizes from a configuration's values."""
         return cls(json.dumps(values, sort_keys=True, default=str))
 
@@ -99,7 +99,7 @@ def _table() -> dict[str, dict[str, Any]]:
     return {MODEL_PRESETS[name].text: entry for name, entry in stored.items()}
 
 
-def _gpt(layers: int, hidden: int, heads: int, *, sequence: int, **others: Any) -> ModelSizes:
+def _gpt(layers: int, hidden: int, heads: int, *, sequence: int, **others: object) -> ModelSizes:
     return ModelSizes.of(
         dict(model_type="gpt2", n_layer=layers, n_embd=hidden, n_head=heads, n_positions=sequence) | others
     )

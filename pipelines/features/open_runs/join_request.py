@@ -55,7 +55,7 @@ class RequestAnswer:
     """Why it is left to the organiser."""
 
 
-def answer_to(request: Mapping[str, Any], repository: str, barred: frozenset[str]) -> RequestAnswer:
+def answer_to(request: Mapping[str, object], repository: str, barred: frozenset[str]) -> RequestAnswer:
     """Return what is to be done about an open pull request, given as the Hub describes it, with its changes.
 
     `barred` are those of whom the repository has another file than the one that admits them.

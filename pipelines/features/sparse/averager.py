@@ -208,7 +208,7 @@ class SparseGradientAverager(SwarmGradientAverager):
             terms, self.codec, self._transfers, kwargs["signatures"], self._blocklist, self._note_scale
         )
 
-    def _keep_for_members(self, runner: Any, signatures: GroupSignatures) -> None:
+    def _keep_for_members(self, runner: object, signatures: GroupSignatures) -> None:
         """Nothing but contributions, which are on the cache."""
 
     def _sign_receipt(self, digest: bytes, epoch: int) -> bytes:

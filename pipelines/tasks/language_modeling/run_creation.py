@@ -40,7 +40,7 @@ def compose_language_run(
     task: str,
     dataset_repository: str,
     tokenizer: PreTrainedTokenizerBase,
-    settings: Mapping[str, Any],
+    settings: Mapping[str, object],
 ) -> TrainingRun:
     """Return a run whose dataset, tokenizer and model match.
 
@@ -86,7 +86,7 @@ def compose_language_run(
     return run
 
 
-def _split(settings: Mapping[str, Any], kind: type) -> tuple[dict[str, Any], dict[str, Any]]:
+def _split(settings: Mapping[str, object], kind: type) -> tuple[dict[str, Any], dict[str, Any]]:
     names = {item.name for item in dataclasses.fields(kind)}
     return (
         {name: value for name, value in settings.items() if name in names},

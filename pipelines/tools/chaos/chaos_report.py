@@ -140,7 +140,7 @@ def make_report(
     num_unexpected_exits: int,
     num_checkpoints: int,
     attackers: Mapping[str, str] = {},
-    serving: Mapping[str, Any] = {},
+    serving: Mapping[str, object] = {},
     memory_growth_bytes: int = 0,
     has_false_lists: bool = False,
 ) -> ChaosReport:

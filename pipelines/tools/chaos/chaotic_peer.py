@@ -103,7 +103,7 @@ def main(settings: ChaoticPeerSettings) -> None:
     else:
         from pipelines.tools.chaos.swarm_peer_in_chaos import joined_swarm as joined
 
-    def write_joining(event: str, **values: Any) -> None:
+    def write_joining(event: str, **values: object) -> None:
         if event == "joined":
             events.write("joined", epoch=values["epoch"], source=values["state"])
 

@@ -13,7 +13,7 @@ SERVICE_SECONDS = 15.0
 """A sleeping Space takes a while to answer."""
 
 
-def check_admission(repository: str, run: TrainingRun, caller: Mapping[str, Any] | None) -> list[CheckResult]:
+def check_admission(repository: str, run: TrainingRun, caller: Mapping[str, object] | None) -> list[CheckResult]:
     """Ping the run's admission service; judge whether it will admit the caller.
 
     `caller` is the Hub's answer to `whoami`, or None without a token.

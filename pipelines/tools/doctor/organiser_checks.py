@@ -141,7 +141,7 @@ def epoch_seconds(run: TrainingRun, history: Sequence[Mapping[str, Any]]) -> flo
     return run.samples_per_epoch * len(speeds) / sum(speeds) if speeds else None
 
 
-def check_commit_budget(run: TrainingRun, history: Sequence[Mapping[str, Any]]) -> CheckResult:
+def check_commit_budget(run: TrainingRun, history: Sequence[Mapping[str, object]]) -> CheckResult:
     """The Hub refuses too many commits in an hour; checkpoints that come faster are delayed."""
     name, seconds = "commit budget", epoch_seconds(run, history)
     if seconds is None:
@@ -156,7 +156,7 @@ def check_commit_budget(run: TrainingRun, history: Sequence[Mapping[str, Any]]) 
     return warn(name, seen, expected, _set("checkpoint_interval_epochs"))
 
 
-def check_card(text: str | None, metadata: Mapping[str, Any]) -> CheckResult:
+def check_card(text: str | None, metadata: Mapping[str, object]) -> CheckResult:
     """People judge a model by its card: licence, data, how to draw and how to join."""
     name, expected = "card", f"README.md with {', '.join(CARD_FIELDS)}, and how to join and draw"
     cure = "Edit README.md on the Hub; the auxiliary peer keeps the header."

@@ -29,7 +29,7 @@ class LineProgram(ChildProcess):
         )
         threading.Thread(target=self._read, args=(on_line,), daemon=True, name=f"lines of {module}").start()
 
-    def send(self, values: Mapping[str, Any]) -> None:
+    def send(self, values: Mapping[str, object]) -> None:
         """Write a line to the program; nothing happens if it has ended."""
         with contextlib.suppress(OSError, ValueError):  # a closed pipe, at either end
             super().send(values)

@@ -8,7 +8,7 @@ Columns = Mapping[str, Callable[[Row], Any]]
 """What each column is sorted by; None: unknown, and last in either direction."""
 
 
-def next_order(order: str, column: Any, columns: Columns) -> str:
+def next_order(order: str, column: object, columns: Columns) -> str:
     """Return the order after a click on a column's head: the largest first, at the second click the smallest.
 
     Anything but a column leaves the order as it is.

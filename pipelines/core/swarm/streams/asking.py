@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Mapping
-from typing import Any
 
 from hivemind.p2p import P2P, P2PDaemonError, PeerID
 
@@ -30,7 +29,7 @@ async def open_conversation(
     most_tensor_bytes: int = MOST_TENSOR_BYTES,
     upload_limit: UploadLimit | None = None,
     open_seconds: float = OPEN_SECONDS,
-) -> tuple[Conversation, Mapping[str, Any]]:
+) -> tuple[Conversation, Mapping[str, object]]:
     """Return a conversation with a peer, in base 58 or not, and what it tells about its service; close it afterwards.
 
     Raises:

@@ -38,6 +38,6 @@ def merged_header(own: Mapping[str, Any], organisers: Mapping[str, Any]) -> str:
     return f"---\n{yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=120)}---\n"
 
 
-def _tags(header: Mapping[str, Any]) -> list[str]:
+def _tags(header: Mapping[str, object]) -> list[str]:
     tags = header.get("tags")
     return [tag for tag in tags if isinstance(tag, str)] if isinstance(tags, list) else []

@@ -152,7 +152,7 @@ def summary_json(
     return json.dumps(values, separators=(",", ":"), allow_nan=False) + "\n"
 
 
-def _row(point: Mapping[str, Any]) -> dict[str, Any]:
+def _row(point: Mapping[str, object]) -> dict[str, Any]:
     return {**point, "suspects": json.dumps(point.get("suspects") or {}, sort_keys=True)}
 
 
@@ -166,7 +166,7 @@ def _is_possible(row: Mapping[str, Any]) -> bool:
     return all(map(is_number, numbers)) and all(abs(value) < LARGEST for value in shown) and row["epoch"] > 0
 
 
-def _rounded(value: Any) -> Any:
+def _rounded(value: object) -> Any:
     return float(f"{value:.9g}") if isinstance(value, float) and value < 1e8 else value
 
 
@@ -209,7 +209,7 @@ def read_condition(snapshot: RunSnapshot, *, now: float) -> RunCondition:
     return condition_by(snapshot, read_history(snapshot), now=now)
 
 
-def condition_by(snapshot: RunSnapshot, history: Sequence[Mapping[str, Any]], *, now: float) -> RunCondition:
+def condition_by(snapshot: RunSnapshot, history: Sequence[Mapping[str, object]], *, now: float) -> RunCondition:
     """Return the same by the run's history, which has been read."""
     run, state = snapshot.run, snapshot.run_state
     facts = published_facts(run, state["epoch"] if state else 0, history, None)

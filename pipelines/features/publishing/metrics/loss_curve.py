@@ -7,7 +7,7 @@ from typing import Any
 
 
 def draw_loss_curve(
-    history: Sequence[Mapping[str, Any]], path: Path, evaluations: Sequence[Mapping[str, Any]] = ()
+    history: Sequence[Mapping[str, object]], path: Path, evaluations: Sequence[Mapping[str, object]] = ()
 ) -> None:
     """Draw losses and active peers against the epoch; an empty history gives empty axes. Works in any thread."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg

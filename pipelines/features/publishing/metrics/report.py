@@ -175,7 +175,7 @@ def _shared_settings(record: RunArchive) -> dict[str, Any]:
     return values
 
 
-def _settings(title: str, values: Mapping[str, Any]) -> str:
+def _settings(title: str, values: Mapping[str, object]) -> str:
     rows = [(code(name), code(json.dumps(value))) for name, value in sorted(values.items())]
     return f"## {title}\n\n{markdown_table(('setting', 'value'), rows)}"
 

@@ -110,7 +110,7 @@ def _entries(
     return found
 
 
-def _changed_settings(head: RunSnapshot, **changes: Any) -> list[CommitOperationAdd]:
+def _changed_settings(head: RunSnapshot, **changes: object) -> list[CommitOperationAdd]:
     changed = head.run.replace(**changes)
     if changed == head.run:
         return []

@@ -339,7 +339,7 @@ class RunSnapshot:
 
 
 class _NoBar(tqdm):
-    def __init__(self, *args: Any, **options: Any) -> None:
+    def __init__(self, *args: object, **options: object) -> None:
         super().__init__(*args, **options | dict(disable=True))
 
 

@@ -65,7 +65,7 @@ class NoPositions(nn.Module):
         return torch.zeros((), device=positions.device)
 
 
-def body_names(config: Mapping[str, Any]) -> BodyNames:
+def body_names(config: Mapping[str, object]) -> BodyNames:
     """Return where a model's parts are. ValueError for a kind whose blocks cannot be served."""
     kind = config.get("model_type")
     if kind not in BODIES or config.get("scale_attn_by_inverse_layer_idx") or config.get("add_cross_attention"):
@@ -83,7 +83,7 @@ def read_config(config: Mapping[str, Any]) -> PreTrainedConfig:
     return AutoConfig.for_model(config["model_type"], **values)
 
 
-def causal_shape(config: Mapping[str, Any]) -> StackShape:
+def causal_shape(config: Mapping[str, object]) -> StackShape:
     """See `stack_shape`."""
     sizes = read_config(config)
     return StackShape(num_layers=sizes.num_hidden_layers, num_streams=1, hidden_size=sizes.hidden_size)
@@ -138,7 +138,7 @@ class CausalSpan(LayerSpan):
         body._modules[names.layers] = body._modules[names.layers][before : before + len(layers)]
         return CausalSpan(body, self.shape, layers)
 
-    def session(self, body: Mapping[str, Any], prompts: Tensor | None) -> "CausalSession":
+    def session(self, body: Mapping[str, object], prompts: Tensor | None) -> "CausalSession":
         """See `LayerSpan.session`: `num_samples` sequences of at most `length` positions."""
         return CausalSession(self, body, prompts)
 
@@ -217,7 +217,7 @@ def _renumbered(module: Any, before: int) -> Any:
 class CausalSession(SpanSession):
     """The keys and values of one generation in a span."""
 
-    def __init__(self, span: CausalSpan, body: Mapping[str, Any], prompts: Tensor | None) -> None:
+    def __init__(self, span: CausalSpan, body: Mapping[str, object], prompts: Tensor | None) -> None:
         self.span, self.prompts = span, prompts
         self.num_samples = whole_number(body, "num_samples", 1, MOST_SAMPLES)
         self.length = whole_number(body, "length", 1, span.most_places())
@@ -225,7 +225,7 @@ class CausalSession(SpanSession):
             raise InvalidRequestError("Learned prompts are longer than the sequence.")
         self.cache = DynamicCache(config=span.config)
 
-    def num_bytes(self, body: Mapping[str, Any]) -> int:
+    def num_bytes(self, body: Mapping[str, object]) -> int:
         if body.get("do") != "open":
             self.start(body)
         config = self.span.config
@@ -235,18 +235,18 @@ class CausalSession(SpanSession):
         pairs = (len(self.span.layers) + 1) * 2 * heads * size * self.length * self.num_samples * BYTES
         return pairs + (0 if self.prompts is None else self.prompts.numel() * BYTES)
 
-    def expected(self, body: Mapping[str, Any]) -> tuple[int, ...]:
+    def expected(self, body: Mapping[str, object]) -> tuple[int, ...]:
         left = self.length - self.cache.get_seq_length()
         if body.get("do") == "prefill":
             raise InvalidRequestError("A language model's session has no prompts to share, expected a step.")
         name = "steps" if body.get("do") == "step" else "places"
         return self.span.shape.states(self.num_samples, whole_number(body, name, 1, left))
 
-    def prefill(self, states: Tensor, body: Mapping[str, Any]) -> Tensor:
+    def prefill(self, states: Tensor, body: Mapping[str, object]) -> Tensor:
         """Sequences have no prompts that several candidates share: see `expected`."""
         raise NotImplementedError
 
-    def start(self, body: Mapping[str, Any]) -> None:
+    def start(self, body: Mapping[str, object]) -> None:
         """The same."""
         raise InvalidRequestError("A language model's session has no candidates to start.")
 

@@ -78,7 +78,7 @@ class DalleSpan(LayerSpan):
         part.layers = layers
         return part
 
-    def session(self, body: Mapping[str, Any], prompts: Tensor | None) -> "DalleSession":
+    def session(self, body: Mapping[str, object], prompts: Tensor | None) -> "DalleSession":
         """See `LayerSpan.session`: `num_prompts` captions, each with `num_places` image codes behind it."""
         return DalleSession(self, body, prompts)
 
@@ -145,7 +145,7 @@ def add_prompt(stream: Tensor, prompt: Tensor) -> Tensor:
 class DalleSession(SpanSession):
     """The caches of one generation in a span."""
 
-    def __init__(self, span: DalleSpan, body: Mapping[str, Any], prompts: Tensor | None) -> None:
+    def __init__(self, span: DalleSpan, body: Mapping[str, object], prompts: Tensor | None) -> None:
         self.span, self.config, self.prompts = span, span.config, prompts
         self.num_prompts = whole_number(body, "num_prompts", 1, MOST_PROMPTS)
         self.num_places = whole_number(body, "num_places", 0, self.config.num_image_codes - 1)
@@ -156,7 +156,7 @@ class DalleSession(SpanSession):
         self.products: Products = {}
         self.begun = self.read = torch.empty(0, dtype=torch.int64)
 
-    def num_bytes(self, body: Mapping[str, Any]) -> int:
+    def num_bytes(self, body: Mapping[str, object]) -> int:
         config, layers = self.config, self.span.layers
         pair = 2 * config.num_attention_heads * config.head_dim * BYTES
         prefix = len(layers) * (
@@ -167,7 +167,7 @@ class DalleSession(SpanSession):
             total += self.prompts.numel() * BYTES
         return total if body.get("do") == "open" else total + self._cache_bytes(*self._starting(body))
 
-    def _starting(self, body: Mapping[str, Any]) -> tuple[int, int]:
+    def _starting(self, body: Mapping[str, object]) -> tuple[int, int]:
         most = MOST_SAMPLES // self.num_prompts
         return whole_number(body, "num_candidates", 1, most), whole_number(body, "window", 1, MOST_WINDOW)
 
@@ -181,7 +181,7 @@ class DalleSession(SpanSession):
         shifted = len(kinds) * (samples * ring + 1) * config.hidden_size * BYTES
         return samples * codes * pair + shifted + tables
 
-    def expected(self, body: Mapping[str, Any]) -> tuple[int, ...]:
+    def expected(self, body: Mapping[str, object]) -> tuple[int, ...]:
         shape, config, wanted = self.span.shape, self.config, body.get("do")
         if wanted == "prefill":
             done = 0 if self.prefix is None else len(self.prefix.hidden)
@@ -197,7 +197,7 @@ class DalleSession(SpanSession):
         return shape.states(num_samples, places)
 
     @torch.no_grad()
-    def prefill(self, states: Tensor, body: Mapping[str, Any]) -> Tensor:
+    def prefill(self, states: Tensor, body: Mapping[str, object]) -> Tensor:
         """See `SpanSession.prefill`: captions and given codes, in any number of parts."""
         first, second = states.to(self.span.device).unbind(0)
         with use_products(self.span.products if body.get("is_packed") is True else {}):
@@ -217,7 +217,7 @@ class DalleSession(SpanSession):
         lists = {name: [tensor for part in parts for tensor in getattr(part, name)] for name in LIST_FIELDS}
         return Prefix(hidden=parts[-1].hidden, **lists), first, second
 
-    def start(self, body: Mapping[str, Any]) -> None:
+    def start(self, body: Mapping[str, object]) -> None:
         if self.prefix is None or len(self.prefix.hidden) != self.num_prompts:
             raise InvalidRequestError(f"Not all of the {self.num_prompts} prompts have been read.")
         num_candidates, window = self._starting(body)

@@ -206,6 +206,6 @@ def measured_rate(server: BlockServer) -> float:
     return number * len(span.layers) / max(time.monotonic() - started, 1e-6)
 
 
-def _zeros(span: LayerSpan, body: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+def _zeros(span: LayerSpan, body: Mapping[str, object]) -> dict[str, torch.Tensor]:
     positions = {"prefill": span.positions_of_prompt(), "step": 1}.get(str(body["do"]))
     return {} if positions is None else encode(torch.zeros(span.shape.states(1, positions)), FLOAT32)

@@ -53,7 +53,7 @@ class BlockSession:
         self._codec, self._padding = "", Padding()
         self._part = server.span
 
-    def answer(self, body: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Answer:
+    def answer(self, body: Mapping[str, object], tensors: Mapping[str, Tensor]) -> Answer:
         """Do what a message says.
 
         Raises:
@@ -83,7 +83,7 @@ class BlockSession:
         self._server.memory.give_back(self._client, self._taken)
         self._taken = 0
 
-    def _open(self, body: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Answer:
+    def _open(self, body: Mapping[str, object], tensors: Mapping[str, Tensor]) -> Answer:
         self.close()
         self._check_layers(body)
         session = self._part.session(body, self._prompts(tensors))
@@ -91,47 +91,47 @@ class BlockSession:
         self._session = session
         return {}, {}
 
-    def _start(self, body: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Answer:
+    def _start(self, body: Mapping[str, object], tensors: Mapping[str, Tensor]) -> Answer:
         session = self._opened()
         self._take(session.num_bytes(body))
         session.start(body)
         return {}, {}
 
-    def _prefill(self, body: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Answer:
+    def _prefill(self, body: Mapping[str, object], tensors: Mapping[str, Tensor]) -> Answer:
         session = self._opened()
         states = self._states(session, body, tensors)
         return self._encoded(session.prefill(states, body))
 
-    def _step(self, body: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Answer:
+    def _step(self, body: Mapping[str, object], tensors: Mapping[str, Tensor]) -> Answer:
         session = self._opened()
         states = self._states(session, body, tensors)
         places = _integers(tensors, "places", (states.shape[1], states.shape[2]))
         with self._server.memory.taken_during(self._client, session.step_bytes(states.shape[2])):
             return self._encoded(session.step(states, places, self._padding))
 
-    def _replay(self, body: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Answer:
+    def _replay(self, body: Mapping[str, object], tensors: Mapping[str, Tensor]) -> Answer:
         session = self._opened()
         states = self._states(session, body, tensors)
         with self._server.memory.taken_during(self._client, session.replay_bytes(states.shape[2])):
             answer = session.replay(states, _integers(tensors, "num_read", (states.shape[1],)), self._padding)
         return self._encoded(answer) if body.get("answer") is True else ({}, {})
 
-    def _reorder(self, body: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Answer:
+    def _reorder(self, body: Mapping[str, object], tensors: Mapping[str, Tensor]) -> Answer:
         session = self._opened()
         if not isinstance(session, CausalSession):
             raise InvalidRequestError("Candidates have no order to change.")
         session.reorder(_integers(tensors, "rows", (session.num_samples,)))
         return {}, {}
 
-    def _end(self, body: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Answer:
+    def _end(self, body: Mapping[str, object], tensors: Mapping[str, Tensor]) -> Answer:
         self.close()
         return {}, {}
 
-    def _forward(self, body: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Answer:
+    def _forward(self, body: Mapping[str, object], tensors: Mapping[str, Tensor]) -> Answer:
         with self._sequence(body, tensors) as (states, padding, prompts), torch.no_grad():
             return self._encoded(self._part.forward(states, padding, prompts))
 
-    def _backward(self, body: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Answer:
+    def _backward(self, body: Mapping[str, object], tensors: Mapping[str, Tensor]) -> Answer:
         if not self._server.span.has_gradients:
             raise Refusal("no room", "This server's weights have 8 bits, with which it computes no gradients.")
         with self._sequence(body, tensors) as (states, padding, prompts):
@@ -148,7 +148,7 @@ class BlockSession:
 
     @contextlib.contextmanager
     def _sequence(
-        self, body: Mapping[str, Any], tensors: Mapping[str, Tensor]
+        self, body: Mapping[str, object], tensors: Mapping[str, Tensor]
     ) -> Iterator[tuple[Tensor, Padding, Tensor | None]]:
         """Check a message with whole sequences; their memory is taken during the block."""
         self._check_layers(body)
@@ -161,7 +161,7 @@ class BlockSession:
             states = decode(tensors, self._codec, self._part.shape.states(samples, positions))
             yield states, padding, prompts
 
-    def _check_layers(self, body: Mapping[str, Any]) -> None:
+    def _check_layers(self, body: Mapping[str, object]) -> None:
         """Check which part of the span a message is about, for which revision, and in which codec."""
         span, revision = self._server.span, self._server.revision
         if body.get("revision") != revision:
@@ -199,7 +199,7 @@ class BlockSession:
             raise InvalidRequestError("There is no session, expected an open.")
         return self._session
 
-    def _states(self, session: SpanSession, body: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Tensor:
+    def _states(self, session: SpanSession, body: Mapping[str, object], tensors: Mapping[str, Tensor]) -> Tensor:
         shape = session.expected(body)
         seen = session.cache.get_seq_length() if isinstance(session, CausalSession) else 0
         self._padding = _padding(tensors, shape[1], shape[2], seen + shape[2])

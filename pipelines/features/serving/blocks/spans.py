@@ -46,16 +46,16 @@ class Padding:
 class SpanSession(Protocol):
     """What one client's generation keeps in a span. Each check comes before memory is taken."""
 
-    def num_bytes(self, body: Mapping[str, Any]) -> int:
+    def num_bytes(self, body: Mapping[str, object]) -> int:
         """Check a message that takes memory, `open` or `start`, and return how much all of it then takes in all."""
 
-    def expected(self, body: Mapping[str, Any]) -> tuple[int, ...]:
+    def expected(self, body: Mapping[str, object]) -> tuple[int, ...]:
         """Check the numbers of a message with states, and return their shape."""
 
-    def prefill(self, states: Tensor, body: Mapping[str, Any]) -> Tensor:
+    def prefill(self, states: Tensor, body: Mapping[str, object]) -> Tensor:
         """Read what comes first; return the states behind the span."""
 
-    def start(self, body: Mapping[str, Any]) -> None:
+    def start(self, body: Mapping[str, object]) -> None:
         """Begin with a batch of candidates behind what was read; may come again."""
 
     def step(self, states: Tensor, places: Tensor, padding: Padding) -> Tensor:
@@ -86,7 +86,7 @@ class LayerSpan(Protocol):
     def part(self, layers: range) -> "LayerSpan":
         """Return some of these layers, with the same weights."""
 
-    def session(self, body: Mapping[str, Any], prompts: Tensor | None) -> SpanSession:
+    def session(self, body: Mapping[str, object], prompts: Tensor | None) -> SpanSession:
         """Check the message that opens a session; raises InvalidRequestError. Nothing is allocated yet."""
 
     def forward(self, states: Tensor, padding: Padding, prompts: Tensor | None) -> Tensor:
@@ -146,7 +146,7 @@ def check_layers(model: PublishedModel, layers: range) -> None:
         )
 
 
-def tensor_prefixes(config: Mapping[str, Any], layers: range) -> list[str]:
+def tensor_prefixes(config: Mapping[str, object], layers: range) -> list[str]:
     """Return how the names of these layers' tensors begin."""
     if config.get("model_type") == DALLE:
         from pipelines.features.serving.blocks.dalle_span import prefixes_of
@@ -158,7 +158,7 @@ def tensor_prefixes(config: Mapping[str, Any], layers: range) -> list[str]:
     return [f"{names.body}.{names.layers}.{layer}." for layer in layers]
 
 
-def whole_number(body: Mapping[str, Any], name: str, low: int, high: int) -> int:
+def whole_number(body: Mapping[str, object], name: str, low: int, high: int) -> int:
     """Return a number of a message; raises InvalidRequestError unless it is a whole one in [low, high]."""
     value = body.get(name)
     if type(value) is not int or not low <= value <= high:

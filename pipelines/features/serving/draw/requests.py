@@ -97,7 +97,7 @@ class DrawRequest:
 
     @classmethod
     def from_message(
-        cls, body: Mapping[str, Any], tensors: Mapping[str, Tensor], config: PretrainedConfig
+        cls, body: Mapping[str, object], tensors: Mapping[str, Tensor], config: PretrainedConfig
     ) -> "DrawRequest":
         """Check a stranger's message for a model; raises `Refusal` for what does not exist or is out of range."""
         text, given = tensors.get("input_ids"), tensors.get("image_prompt")
@@ -140,12 +140,12 @@ SAMPLING: dict[str, tuple[type, ...]] = {
 """The sampling options that a client chooses, with their types; how the server computes is its own affair."""
 
 
-def tokenizer_name(processor: Any, config: PretrainedConfig) -> str:
+def tokenizer_name(processor: object, config: PretrainedConfig) -> str:
     """Return a digest of all that turns a prompt into ids: those of another tokenizer would draw something else."""
     return hashlib.sha256(modality_of(config).rules_of(processor).encode()).hexdigest()
 
 
-def _sampling(body: Mapping[str, Any]) -> dict[str, Any]:
+def _sampling(body: Mapping[str, object]) -> dict[str, Any]:
     values = body.get("sampling")
     if not isinstance(values, dict) or set(values) - set(SAMPLING):
         raise Refusal("invalid", f"Expected sampling options out of {', '.join(SAMPLING)}.")
@@ -155,14 +155,14 @@ def _sampling(body: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
-def _whole(body: Mapping[str, Any], name: str, least: int, most: int) -> int:
+def _whole(body: Mapping[str, object], name: str, least: int, most: int) -> int:
     value = body.get(name)
     if type(value) is not int or not least <= value <= most:
         raise Refusal("invalid", f"{name} is {str(value)[:40]}, expected a whole number from {least} to {most}.")
     return value
 
 
-def _text(body: Mapping[str, Any], name: str) -> str:
+def _text(body: Mapping[str, object], name: str) -> str:
     value = body.get(name)
     if not isinstance(value, str) or len(value) > 128:
         raise Refusal("invalid", f"{name} is no short text.")

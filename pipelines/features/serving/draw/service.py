@@ -44,7 +44,7 @@ class DrawService:
                 await self._draw(conversation, message.body, message.tensors, used)
 
     async def _draw(
-        self, conversation: Conversation, body: Mapping[str, Any], tensors: Mapping[str, Tensor], used: set[str]
+        self, conversation: Conversation, body: Mapping[str, object], tensors: Mapping[str, Tensor], used: set[str]
     ) -> None:
         if self.engine.is_paused:
             raise Refusal("leaving", "The server is paused by its owner.")

@@ -120,7 +120,7 @@ class _StepReports(TrainerCallback):
     def __init__(self, on_step: Callable[[int], None]) -> None:
         self.on_step = on_step
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: Any, **others: Any) -> None:
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: object, **others: object) -> None:
         if state.global_step < state.max_steps:
             self.on_step(state.global_step)
 

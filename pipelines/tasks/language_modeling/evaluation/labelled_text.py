@@ -119,14 +119,14 @@ def _examples(source: LabelledSource, split: datasets.IterableDataset) -> tuple[
     return names, [example for example in made if example is not None]
 
 
-def _class_names(feature: Any) -> tuple[str, ...]:
+def _class_names(feature: object) -> tuple[str, ...]:
     inner = feature
     while isinstance(inner, (datasets.List, datasets.LargeList)):
         inner = inner.feature
     return tuple(inner.names) if isinstance(inner, datasets.ClassLabel) else ()
 
 
-def _classified_text(source: LabelledSource, text: Any, label: Any, names: Sequence[str]) -> Example | None:
+def _classified_text(source: LabelledSource, text: object, label: object, names: Sequence[str]) -> Example | None:
     if text is None or label is None:
         return None
     if not isinstance(text, str) or not isinstance(label, (str, int)):

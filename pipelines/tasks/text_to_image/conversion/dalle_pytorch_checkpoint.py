@@ -43,7 +43,7 @@ class DallePytorchCheckpoint:
     """What train_dalle.py writes beside the weights: `hparams`, `vae_params`, `version`, ... of any type."""
 
     @classmethod
-    def from_tensors(cls, tensors: Mapping[str, Any], origin: str = "The checkpoint") -> "DallePytorchCheckpoint":
+    def from_tensors(cls, tensors: Mapping[str, object], origin: str = "The checkpoint") -> "DallePytorchCheckpoint":
         """Check the names of a state dict, maybe within what another tool wrote around it.
 
         Raises ValueError for a model that ours cannot express, and says why.

@@ -32,7 +32,7 @@ class UnseenSettings:
 
 
 def with_notes(
-    unseen: UnseenSettings, notes: Mapping[str, Any], num_layers: int, num_pieces_and_codes: int
+    unseen: UnseenSettings, notes: Mapping[str, object], num_layers: int, num_pieces_and_codes: int
 ) -> UnseenSettings:
     """The settings with what `hparams` and `version` beside the weights say, which holds where nothing else was given.
 
@@ -96,5 +96,5 @@ def _cycled(kinds: Sequence[str], number: int) -> tuple[str, ...]:
     return tuple(kinds[layer % len(kinds)] for layer in range(number))
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     return ",".join(value) if isinstance(value, tuple) else str(value)

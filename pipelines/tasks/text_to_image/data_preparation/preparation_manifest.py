@@ -129,11 +129,11 @@ def check_same_settings(seen: dict[str, Any], wanted: dict[str, Any], folder: Pa
             )
 
 
-def write_json(path: Path, values: Any) -> None:
+def write_json(path: Path, values: object) -> None:
     """Write values as JSON, atomically."""
     write_text_whole(path, json.dumps(values, indent=1, ensure_ascii=False) + "\n")
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     text = json.dumps(value)
     return text if len(text) <= 120 else f"{text[:117]}..."

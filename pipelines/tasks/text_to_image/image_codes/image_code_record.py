@@ -121,7 +121,7 @@ def image_code_table(
     captions: Sequence[str],
     image_codes: np.ndarray,
     layout: ImageCodeLayout,
-    scalars: Mapping[str, Sequence[Any]] | None = None,
+    scalars: Mapping[str, Sequence[object]] | None = None,
 ) -> pa.Table:
     """Records as a table in the published schema.
 
@@ -219,7 +219,7 @@ def columns_to_read(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def captions_and_codes(
-    batch: pa.RecordBatch | pa.Table | Mapping[str, Sequence[Any]], *, num_codes: int, shard_name: str = "the stream"
+    batch: pa.RecordBatch | pa.Table | Mapping[str, Sequence[object]], *, num_codes: int, shard_name: str = "the stream"
 ) -> tuple[list[str | None], np.ndarray]:
     """Captions and codes of a batch, from our layout or from the published `laion_100m_vqgan_f8` layout.
 
@@ -264,7 +264,7 @@ def _as_python(column: Any) -> Sequence[Any]:
     return column.to_pylist() if isinstance(column, pa.Array | pa.ChunkedArray) else column
 
 
-def _captions(column: Sequence[Any]) -> list[str | None]:
+def _captions(column: Sequence[object]) -> list[str | None]:
     return [_caption(value) if isinstance(value, bytes) else value for value in _as_python(column)]
 
 

@@ -111,7 +111,7 @@ class _FramingChecks(RoundChecks):
 class BadMember(Participant):
     """Tells its group that it takes part in a way that does not exist."""
 
-    async def _step(self, *, step: StepControl, **kwargs: Any) -> None:
+    async def _step(self, *, step: StepControl, **kwargs: object) -> None:
         bandwidth, _, message = MSGPackSerializer.loads(step.data_for_gather)
         step._data_for_gather = MSGPackSerializer.dumps([bandwidth, NO_SUCH_MODE, message])
         await super()._step(step=step, **kwargs)
@@ -120,7 +120,7 @@ class BadMember(Participant):
 class EndlessDonor(StateService):
     """Answers every question for the hashes of a state without an end."""
 
-    async def _hand_out(self, request: Mapping[str, Any], reader: Conversation) -> AsyncGenerator[bytearray, None]:
+    async def _hand_out(self, request: Mapping[str, object], reader: Conversation) -> AsyncGenerator[bytearray, None]:
         while request["want"] == WANT_MANIFEST:
             yield bytearray(b" " * CHUNK_BYTES)
 

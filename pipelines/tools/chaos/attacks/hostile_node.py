@@ -113,7 +113,7 @@ class HostileNode:
             self.identities = [_made_up_identity(self.run, key)]
             self.dht.add_validators([ManyKeys([key])])
 
-    def store(self, name: str, value: Any, *, owner: bytes | None = None, seconds: float = SECONDS) -> None:
+    def store(self, name: str, value: object, *, owner: bytes | None = None, seconds: float = SECONDS) -> None:
         """Begin to store a value under a key of the run, whatever other nodes make of it; `finish` waits for it."""
         until = get_dht_time() + seconds
         key = f"{self.run.swarm_id}_{name}"
@@ -126,7 +126,7 @@ class HostileNode:
                 storing.result()
         self._stores.clear()
 
-    def tell(self, name: str, value: Any) -> None:
+    def tell(self, name: str, value: object) -> None:
         """Store a record of every identity."""
         for identity in self.identities:
             self.store(name, value, owner=identity.owner)
@@ -137,7 +137,7 @@ class HostileNode:
             store = partial(_store_large, key=f"{self.run.swarm_id}_{name}", owner=identity.owner, num_bytes=num_bytes)
             self.dht.run_coroutine(store)
 
-    def claim(self, *, progress: Mapping[str, Any] = {}, state: Mapping[str, Any] = {}) -> None:
+    def claim(self, *, progress: Mapping[str, object] = {}, state: Mapping[str, object] = {}) -> None:
         """Say of every identity that it trains and has a state, apart from what is given like everybody's."""
         honest = self.progress()
         epoch = honest["epoch"]

@@ -87,7 +87,7 @@ async def send_dear_tokens(
     await store_everywhere(node, records)
 
 
-async def hide_others(dht: SwarmDHT, node: DHTNode, *, keys: Sequence[str], private: RSAPrivateKey, value: Any) -> None:
+async def hide_others(dht: SwarmDHT, node: DHTNode, *, keys: Sequence[str], private: RSAPrivateKey, value: object) -> None:
     """Answer every question with one record, for ever, and fill caches with it for hours."""
     owner, records = owner_of(private.get_public_key().to_bytes()), []
     for key in keys:
@@ -99,7 +99,7 @@ async def hide_others(dht: SwarmDHT, node: DHTNode, *, keys: Sequence[str], priv
     protocol, answers = node.protocol, {record.key: _answer(owner, record) for record in records}
     honest = protocol.rpc_find
 
-    async def rpc_find(request: dht_pb2.FindRequest, context: Any) -> dht_pb2.FindResponse:
+    async def rpc_find(request: dht_pb2.FindRequest, context: object) -> dht_pb2.FindResponse:
         response = await honest(request, context)
         results = [answers.get(key, result) for key, result in zip(request.keys, response.results, strict=True)]
         return dht_pb2.FindResponse(results=results, peer=response.peer)

@@ -251,7 +251,7 @@ def _kinds_in_turn(random_numbers: random.Random, num_faults: int, drawn: Sequen
 
 def _fault_of_entry(
     random_numbers: random.Random,
-    entry: Mapping[str, Any],
+    entry: Mapping[str, object],
     duration_seconds: float,
     num_peers: int,
     path: Path,

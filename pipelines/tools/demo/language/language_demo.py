@@ -93,7 +93,7 @@ class LanguageSummary:
         ]
 
 
-def run_language_demo(output: Path, console: Console, settings: Mapping[str, Any] = RUN_SETTINGS) -> LanguageSummary:
+def run_language_demo(output: Path, console: Console, settings: Mapping[str, object] = RUN_SETTINGS) -> LanguageSummary:
     """Run the demo, or the rest of an interrupted one; return its figures, also in `summary.json` and `summary.html`.
 
     Raises:
@@ -168,8 +168,8 @@ def _summarise(plan: DemoPlan, stages: Stages, judged: Mapping[str, Any]) -> Lan
 def _write_summary(
     folder: Path,
     summary: LanguageSummary,
-    history: Sequence[Mapping[str, Any]],
-    evaluations: Sequence[Mapping[str, Any]],
+    history: Sequence[Mapping[str, object]],
+    evaluations: Sequence[Mapping[str, object]],
 ) -> None:
     """Write `summary.json`, `summary.html` and `loss_curve.png`."""
     write_text_whole(folder / "summary.json", json.dumps(asdict(summary), indent=2) + "\n")

@@ -58,7 +58,7 @@ def judge_language_run(repository: str) -> dict[str, Any]:
     )
 
 
-def _continuations(model: torch.nn.Module, tokenizer: Any) -> dict[str, str]:
+def _continuations(model: torch.nn.Module, tokenizer: object) -> dict[str, str]:
     write = pipeline("text-generation", model=model, tokenizer=tokenizer, trust_remote_code=False)
     torch.manual_seed(0)
     options = dict(max_new_tokens=NUM_NEW_TOKENS, do_sample=True, top_k=40, temperature=0.8, return_full_text=False)

@@ -54,7 +54,7 @@ class FinishedWork:
         """Tell whether it was done once, whatever became of its files."""
         return name in self._pieces
 
-    def add(self, name: str, inputs: str, outputs: Sequence[Path], result: Any) -> None:
+    def add(self, name: str, inputs: str, outputs: Sequence[Path], result: object) -> None:
         """Note that a piece of work is done; `outputs` are files, and folders with all that is in them."""
         files = [file for path in outputs for file in ([path] if path.is_file() else sorted(path.rglob("*")))]
         digests = {str(file.relative_to(self._folder)): file_digest(file) for file in files if file.is_file()}

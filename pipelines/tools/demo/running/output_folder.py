@@ -25,7 +25,7 @@ GIGABYTES_NEEDED = 0.5
 
 @contextlib.contextmanager
 def demo_folder(
-    folder: Path, ingredients: Mapping[str, Any], lines: ProgressLines, *, keeps_others: bool = False
+    folder: Path, ingredients: Mapping[str, object], lines: ProgressLines, *, keeps_others: bool = False
 ) -> Iterator[None]:
     """Hold a folder for a demo of these ingredients; files of a demo of others are removed.
 
@@ -85,13 +85,13 @@ def refuse_strangers(folder: Path) -> None:
         raise ValueError(f"{folder} has files that are not a demo's. Choose another folder: --output NAME")
 
 
-def what_differs(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+def what_differs(before: Mapping[str, object], now: Mapping[str, object]) -> str:
     """Say which ingredients of two demos differ; empty if none does."""
     names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
     return ", ".join(f"{name} was {_short(before.get(name))} and is {_short(now.get(name))}" for name in names)
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     text = json.dumps(value)
     return text if len(text) <= 40 else f"{text[:37]}..."
 
@@ -100,7 +100,7 @@ def _content(folder: Path) -> list[Path]:
     return [path for path in folder.iterdir() if path.name != LOCK_FILE]
 
 
-def _keep_or_empty(folder: Path, ingredients: Mapping[str, Any], lines: ProgressLines, *, keeps_others: bool) -> None:
+def _keep_or_empty(folder: Path, ingredients: Mapping[str, object], lines: ProgressLines, *, keeps_others: bool) -> None:
     marker = folder / MARKER_FILE
     text = json.dumps(ingredients, sort_keys=True)
     if marker.exists():

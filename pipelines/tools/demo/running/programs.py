@@ -55,7 +55,7 @@ def mark_of_all(folder: Path) -> str:
 
 
 def start_program(
-    command: Sequence[str], folder: Path, name: str, environment: Mapping[str, str], **options: Any
+    command: Sequence[str], folder: Path, name: str, environment: Mapping[str, str], **options: object
 ) -> Program:
     """Start a program of the demo in a folder; it is asked to stop when this process dies. `options` are Popen's."""
     mark = f"{mark_of_all(folder)}{name}-{os.getpid()}-{next(_numbers)}"

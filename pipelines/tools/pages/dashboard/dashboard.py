@@ -149,7 +149,7 @@ class Dashboard:
         said = page_parts.comparison_html(f"{other}: {compared.problem}") if compared and compared.problem else ""
         return said + self._drawn(axis, first, last, bool(is_log), smoothing, other, compared)
 
-    def zoomed(self, axis: str, low: Any, high: Any) -> tuple[float, float]:
+    def zoomed(self, axis: str, low: object, high: object) -> tuple[float, float]:
         """Return the shares of the history, in percent, that show [low, high] of an axis; all for anything else."""
         places = [_finite(place, math.nan, 1e12) for place in (low, high)]
         if axis not in AXES or math.isnan(sum(places)):

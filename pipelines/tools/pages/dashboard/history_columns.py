@@ -24,7 +24,7 @@ class HistoryColumns:
     """Points left out because they are impossible."""
 
     @classmethod
-    def from_points(cls, points: Sequence[Mapping[str, Any]], now: float) -> Self:
+    def from_points(cls, points: Sequence[Mapping[str, object]], now: float) -> Self:
         """Return the columns of points as `metrics.history` reads them; `now` is in seconds since 1970."""
         rows = [[point[name] for name in SUMMARY_COLUMNS] for point in points]
         table = np.array(rows, dtype=np.float64).reshape(len(points), len(SUMMARY_COLUMNS))  # (points, columns)
@@ -38,7 +38,7 @@ class HistoryColumns:
         )
 
     @classmethod
-    def from_summary(cls, summary: Any, now: float) -> Self:
+    def from_summary(cls, summary: object, now: float) -> Self:
         """Return the columns of a run's `summary.json`, which is a stranger's; raises ValueError for anything else."""
         columns = summary.get("history") if isinstance(summary, dict) else None
         columns = [columns.get(name) for name in SUMMARY_COLUMNS] if isinstance(columns, dict) else [None]

@@ -191,7 +191,7 @@ class JoinSession:
         number = self._number
 
         def if_it_counts(hear: Callable[[Any], None]) -> Callable[[Any], None]:
-            def hear_if_it_counts(said: Any) -> None:
+            def hear_if_it_counts(said: object) -> None:
                 with self._changed:
                     if number == self._number:
                         hear(said)

@@ -98,7 +98,7 @@ class JoinView:
         return dataclasses.replace(self, lines=(*self.lines, line)[-MOST_LINES:])
 
 
-def after_event(view: JoinView, event: Mapping[str, Any]) -> JoinView:
+def after_event(view: JoinView, event: Mapping[str, object]) -> JoinView:
     """Return the view after an event of a command; unknown events change nothing."""
     change = CHANGES.get(str(event.get("event")))
     return view if change is None else dataclasses.replace(view, **change(view, event))

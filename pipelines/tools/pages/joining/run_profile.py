@@ -125,7 +125,7 @@ def _newest_picture(snapshot: RunSnapshot) -> tuple[Image.Image | None, int]:
     return (read_picture(path), entry["epoch"]) if entry and path else (None, 0)
 
 
-def costs_of(run: TrainingRun, board: Mapping[str, Any]) -> dict[str, str]:
+def costs_of(run: TrainingRun, board: Mapping[str, object]) -> dict[str, str]:
     """Return what a peer of a run takes of a machine, in words, by the run's settings and its published summary."""
     try:
         sizes = run_sizes(run)
@@ -144,7 +144,7 @@ def costs_of(run: TrainingRun, board: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _seconds_of_round(run: TrainingRun, board: Mapping[str, Any]) -> float:
+def _seconds_of_round(run: TrainingRun, board: Mapping[str, object]) -> float:
     """Return what passes from round to round; 0: not known."""
     if run.wire == "hub":
         return run.window_seconds

@@ -21,7 +21,7 @@ SIGNIFICANT_DIGITS = 6
 def model_index(
     repository: str,
     run: TrainingRun,
-    evaluations: Sequence[Mapping[str, Any]],
+    evaluations: Sequence[Mapping[str, object]],
     figures: Sequence[CheckpointFigure] = (),
     *,
     epoch: int | None = None,
@@ -37,7 +37,7 @@ def model_index(
     return {"model-index": [{"name": repository, "results": results}]} if results else {}
 
 
-def source_of_held_out_loss(repository: str, evaluation: Mapping[str, Any], epoch: int | None) -> str:
+def source_of_held_out_loss(repository: str, evaluation: Mapping[str, object], epoch: int | None) -> str:
     """Return the command that a held-out loss comes from: one that anybody can repeat, if its state is published."""
     if evaluation["epoch"] != epoch or evaluation.get("num_records") is None:
         return f"dalle-collab run assist {repository}"

@@ -84,7 +84,7 @@ class DistributedCausal:
         """The layers; a slice of them is a module."""
         return self.remote_block.layers
 
-    def generate(self, *args: Any, **options: Any) -> Any:
+    def generate(self, *args: object, **options: object) -> Any:
         """See the local class; the servers' memory is given back at the end."""
         self._caches: list[RemoteKeysAndValues] = []
         try:
@@ -146,7 +146,7 @@ def _forward_of(local: type[PreTrainedModel]) -> Callable[..., Any]:
     return forward
 
 
-def _put(whole: Any, names: BodyNames, block: RemoteBlock) -> None:
+def _put(whole: object, names: BodyNames, block: RemoteBlock) -> None:
     body = getattr(whole, names.body)
     setattr(body, names.layers, nn.ModuleList([block]))
     object.__setattr__(whole, "remote_block", block)

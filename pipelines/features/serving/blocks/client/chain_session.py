@@ -47,7 +47,7 @@ class ChainSession:
         self,
         route: Route,
         shape: StackShape,
-        opening: Mapping[str, Any],
+        opening: Mapping[str, object],
         *,
         codec: str,
         between: Between,
@@ -66,7 +66,7 @@ class ChainSession:
         self._is_recorded = True
         self._hops = self._revive(Recording(), range(shape.num_layers), None)
 
-    def prefill(self, states: Tensor, body: Mapping[str, Any]) -> Tensor:
+    def prefill(self, states: Tensor, body: Mapping[str, object]) -> Tensor:
         """Read prompts, (stream, prompt, position, hidden); return the states behind all layers."""
         message = dict(body, do="prefill", prompts=states.shape[1])
 
@@ -79,7 +79,7 @@ class ChainSession:
 
         return self._through(states, ask, None)
 
-    def start(self, body: Mapping[str, Any]) -> None:
+    def start(self, body: Mapping[str, object]) -> None:
         """Begin with a batch of candidates; what was read before by other candidates is forgotten."""
         self._starting, self._is_recorded = dict(body, do="start"), True
         starting = self._starting

@@ -26,7 +26,7 @@ class RemoteStack(DalleCollabStack):
         self.config, self.gradient_checkpointing = config, False
         self.layers = layers  # type: ignore[assignment]
 
-    def forward(self, x: Tensor, tables: Any = None, taps: Taps | None = None) -> Tensor:
+    def forward(self, x: Tensor, tables: object = None, taps: Taps | None = None) -> Tensor:
         """See `DalleCollabStack.forward`; hidden states are fetched layer by layer, attention weights never."""
         layers: RemoteLayers = self.layers  # type: ignore[assignment]
         states = torch.stack([x, x])
@@ -83,7 +83,7 @@ class DistributedDalleCollab(DalleCollabForConditionalGeneration):
             yield from super().stream_image_codes(input_ids, **options)
 
     @contextmanager
-    def _sessions(self, options: Mapping[str, Any]) -> Iterator[None]:
+    def _sessions(self, options: Mapping[str, object]) -> Iterator[None]:
         """End the sessions that a generation opens."""
         if options.get("compile_step"):
             raise ValueError("compile_step is set, but the layers are on other machines. Leave it out.")

@@ -125,7 +125,7 @@ def learn(
         yield value.item()
 
 
-def save_learned(file: str | Path, model: Any, words: LearnedWords | None = None) -> None:
+def save_learned(file: str | Path, model: object, words: LearnedWords | None = None) -> None:
     """Write what was learnt: words, deep prompts and adapters, whichever there are."""
     tensors: dict[str, Tensor] = {}
     if words is not None:

@@ -43,7 +43,7 @@ class ServerLink(Protocol):
 
     round_trip_seconds: float
 
-    def ask(self, body: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Answer:
+    def ask(self, body: Mapping[str, object], tensors: Mapping[str, Tensor]) -> Answer:
         """Send a message and return its answer; raises PeerGoneError or Refusal."""
 
     def close(self) -> None:
@@ -213,7 +213,7 @@ class Route:
         if (link := self._links.pop(peer, None)) is not None:
             link.close()
 
-    def ask(self, hop: Hop, body: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Answer:
+    def ask(self, hop: Hop, body: Mapping[str, object], tensors: Mapping[str, Tensor]) -> Answer:
         """Send a message that needs no session, over a stream that is kept; raises PeerGoneError or Refusal."""
         if hop.peer not in self._links:
             self._links[hop.peer] = self.connect(hop)
@@ -263,7 +263,7 @@ class LocalLink(ServerLink):
     def __init__(self, server: BlockServer) -> None:
         self._session = BlockSession(server, StreamClient("this machine"))
 
-    def ask(self, body: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Answer:
+    def ask(self, body: Mapping[str, object], tensors: Mapping[str, Tensor]) -> Answer:
         return self._session.answer(body, tensors)
 
     def close(self) -> None:

@@ -96,14 +96,14 @@ def join_as_client(
 class StreamLink(ServerLink):
     """A conversation with a block server, one question at a time."""
 
-    def __init__(self, loop: PeerLoop, conversation: Conversation, about: Mapping[str, Any]) -> None:
+    def __init__(self, loop: PeerLoop, conversation: Conversation, about: Mapping[str, object]) -> None:
         self._loop, self._conversation, self.about = loop, conversation, about
         self.round_trip_seconds = conversation.round_trip_seconds
         self._usual: dict[str, float] = {}
         self._forgotten = weakref.finalize(self, _end, loop, conversation)
         self._forgotten.atexit = False
 
-    def ask(self, body: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Answer:
+    def ask(self, body: Mapping[str, object], tensors: Mapping[str, Tensor]) -> Answer:
         """See `ServerLink.ask`; a server that is silent for much longer than usual, heartbeats included, is gone."""
         what = str(body.get("do"))
         usual, started = self._usual.get(what, 0.0), time.monotonic()
@@ -114,7 +114,7 @@ class StreamLink(ServerLink):
         return answer
 
     async def _asked(
-        self, body: Mapping[str, Any], tensors: Mapping[str, Tensor], silence: float, most_seconds: float
+        self, body: Mapping[str, object], tensors: Mapping[str, Tensor], silence: float, most_seconds: float
     ) -> Answer:
         try:
             async with asyncio.timeout(most_seconds):

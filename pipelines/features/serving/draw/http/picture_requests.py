@@ -29,7 +29,7 @@ class PictureRequest:
     options: SamplingOptions
 
     @classmethod
-    def from_mapping(cls, values: Mapping[str, Any]) -> "PictureRequest":
+    def from_mapping(cls, values: Mapping[str, object]) -> "PictureRequest":
         """Check the body of a request; raises `RefusedRequestError`."""
         ignored = {"model", "size", "quality", "style", "user", "background", "output_format", "response_format"}
         check_names(values, {"prompt", "n", "seed"} | SAMPLING, ignored)

@@ -24,13 +24,13 @@ def bad(text: str) -> RefusedRequestError:
     return RefusedRequestError(400, "invalid_request_error", text)
 
 
-def check_names(values: Mapping[str, Any], known: set[str], ignored: set[str]) -> None:
+def check_names(values: Mapping[str, object], known: set[str], ignored: set[str]) -> None:
     """Refuse what would have no effect."""
     if unknown := sorted(set(values) - known - ignored):
         raise bad(f"Unknown: {', '.join(unknown)[:100]}. Known: {', '.join(sorted(known))}.")
 
 
-def whole_number(values: Mapping[str, Any], name: str, default: int, least: int, most: int) -> int:
+def whole_number(values: Mapping[str, object], name: str, default: int, least: int, most: int) -> int:
     """Return a number of a request, in a range."""
     value = values.get(name)
     value = default if value is None else value
@@ -39,7 +39,7 @@ def whole_number(values: Mapping[str, Any], name: str, default: int, least: int,
     return value
 
 
-def text_of(value: Any, name: str, most: int) -> str:
+def text_of(value: object, name: str, most: int) -> str:
     """Return a text of a request, of some characters that can be encoded."""
     if isinstance(value, str) and 0 < len(value) <= most:
         with contextlib.suppress(UnicodeEncodeError):  # half of a surrogate pair, which JSON can say
@@ -48,12 +48,12 @@ def text_of(value: Any, name: str, most: int) -> str:
     raise bad(f"{name} must be a text of 1 to {most} characters.")
 
 
-def seed_of(values: Mapping[str, Any]) -> int:
+def seed_of(values: Mapping[str, object]) -> int:
     """Return the seed of a request."""
     return whole_number(values, "seed", 0, -(2**63), 2**63 - 1)
 
 
-def sampling_of(values: Mapping[str, Any], names: set[str], **fixed: Any) -> SamplingOptions:
+def sampling_of(values: Mapping[str, object], names: set[str], **fixed: object) -> SamplingOptions:
     """Return the sampling options out of some of a request's values."""
     sampling = {name: values[name] for name in names if values.get(name) is not None}
     if not all(is_number(value) and abs(value) <= 2**31 for value in sampling.values()):

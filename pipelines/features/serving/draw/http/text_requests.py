@@ -67,7 +67,7 @@ class TextRequest:
     """With the most tokens of a text."""
 
     @classmethod
-    def from_mapping(cls, values: Mapping[str, Any], *, is_chat: bool) -> "TextRequest":
+    def from_mapping(cls, values: Mapping[str, object], *, is_chat: bool) -> "TextRequest":
         """Check the body of a request; raises `RefusedRequestError`."""
         own = {"messages", "max_completion_tokens"} if is_chat else {"prompt"}
         known = own | {"n", "seed", "max_tokens", "stop", "stream"} | SAMPLING
@@ -92,19 +92,19 @@ class TextRequest:
         )
 
 
-def _prompt(value: Any) -> str:
+def _prompt(value: object) -> str:
     if isinstance(value, list) and len(value) == 1:
         (value,) = value
     return text_of(value, "prompt", MOST_PROMPT_CHARACTERS)
 
 
-def _messages(values: Any) -> tuple[Message, ...]:
+def _messages(values: object) -> tuple[Message, ...]:
     if not isinstance(values, list) or not 1 <= len(values) <= MOST_MESSAGES:
         raise bad(f"messages must be a list of 1 to {MOST_MESSAGES} messages.")
     return tuple(map(_message, values))
 
 
-def _message(value: Any) -> Message:
+def _message(value: object) -> Message:
     role, content = (value.get("role"), value.get("content")) if isinstance(value, dict) else (None, None)
     if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
         content = "".join(str(part.get("text", "")) for part in content)
@@ -113,7 +113,7 @@ def _message(value: Any) -> Message:
     return Message(role=role, content=text_of(content, "content", MOST_PROMPT_CHARACTERS))
 
 
-def _stops(value: Any) -> tuple[str, ...]:
+def _stops(value: object) -> tuple[str, ...]:
     stops = [] if value is None else [value] if isinstance(value, str) else value
     if not isinstance(stops, list) or len(stops) > MOST_STOPS:
         raise bad(f"stop must be a text, or a list of at most {MOST_STOPS}.")

@@ -94,7 +94,7 @@ def assemble(
                 yield with_fault(sample, obstacle or damage)
 
 
-def num_assembled(parts: Sequence[SampleFile], rows: Sequence[Mapping[str, Any]] = ()) -> int:
+def num_assembled(parts: Sequence[SampleFile], rows: Sequence[Mapping[str, object]] = ()) -> int:
     """How many samples `assemble` makes of these."""
     return max(1, sum(part.name.kind is FileKind.PICTURE for part in parts)) * max(1, len(rows))
 
@@ -159,7 +159,7 @@ def find_caption(fields: Fields, texts: Sequence[SampleFile], reading: ReadingOp
     return of_columns if of_columns.caption or of_columns.fault or not texts else found
 
 
-def caption_of_value(value: Any, reading: ReadingOptions) -> CaptionFound:
+def caption_of_value(value: object, reading: ReadingOptions) -> CaptionFound:
     """The caption in a column: a text, or a list of texts, which counts as several lines."""
     if value is None or value != value:  # NaN is how tables say "nothing"
         return CaptionFound()

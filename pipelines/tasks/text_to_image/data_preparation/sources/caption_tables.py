@@ -112,7 +112,7 @@ def _numbered(rows: Iterable[dict[str, Any] | None]) -> Iterator[Row]:
         yield Row(number=number, values=row, file=NUMBER_OF_CAPTION.sub("", normalised(found)) if found else None)
 
 
-def _rows_in(content: Any) -> Iterable[Any]:
+def _rows_in(content: object) -> Iterable[Any]:
     """What may be rows, of any type, in the JSON of programs."""
     if isinstance(content, list):
         return content
@@ -148,7 +148,7 @@ def _karpathy_rows(images: list) -> Iterable[Any]:
             yield {"file_name": f"{folder}/{name}" if folder else name, "caption": caption}
 
 
-def _with_file(name: str, said: Any) -> dict[str, Any]:
+def _with_file(name: str, said: object) -> dict[str, Any]:
     return {**said, "file_name": name} if isinstance(said, dict) else {"file_name": name, "caption": said}
 
 

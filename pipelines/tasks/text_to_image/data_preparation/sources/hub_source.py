@@ -99,11 +99,11 @@ def open_hub_dataset(place: HubPlace, reading: ReadingOptions) -> list[HubSource
     ]
 
 
-def _kind_of(value: Any) -> Any:
+def _kind_of(value: object) -> Any:
     return datasets.Value("binary") if isinstance(value, bytes) else datasets.Value("string")
 
 
-def _can_hold_pictures(kind: Any) -> bool:
+def _can_hold_pictures(kind: object) -> bool:
     return isinstance(kind, datasets.Image) or getattr(kind, "dtype", None) in ("binary", "large_binary")
 
 

@@ -81,7 +81,7 @@ def sample_of_row(
     return with_fault(sample, (DropReason.DAMAGED_METADATA, "no JSON object") if is_damaged else None)
 
 
-def _metadata(value: Any) -> tuple[Mapping[str, Any], bool]:
+def _metadata(value: object) -> tuple[Mapping[str, Any], bool]:
     """The object in img2dataset's column `json`, and whether it is damaged."""
     if value is None or isinstance(value, Mapping):
         return value or {}, False

@@ -26,10 +26,10 @@ FLAT_AVERAGE = "model_ema."
 class InertObject:
     """Placeholder for an object of a class in the checkpoint: it accepts everything and does nothing."""
 
-    def __init__(self, *arguments: Any, **options: Any):
+    def __init__(self, *arguments: object, **options: object):
         pass
 
-    def __setstate__(self, state: Any) -> None:
+    def __setstate__(self, state: object) -> None:
         pass
 
 
@@ -63,13 +63,13 @@ def read_checkpoint(checkpoint_path: str | os.PathLike) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def tensors_of(part: Any) -> dict[str, torch.Tensor]:
+def tensors_of(part: object) -> dict[str, torch.Tensor]:
     """The tensors in a part of a checkpoint, by name; none where the part is something else."""
     items = part.items() if isinstance(part, dict) else ()
     return {name: value for name, value in items if isinstance(name, str) and isinstance(value, torch.Tensor)}
 
 
-def weights_with(content: Mapping[str, Any], mark: str, origin: str) -> dict[str, torch.Tensor]:
+def weights_with(content: Mapping[str, object], mark: str, origin: str) -> dict[str, torch.Tensor]:
     """The weights of a model that has a tensor of the name `mark`, by the model's own names; none if there is none.
 
     Tools nest them (`state_dict`, `weights`, `ema`), and put something before each name (`module.`, `_orig_mod.`,
@@ -95,12 +95,12 @@ def weights_with(content: Mapping[str, Any], mark: str, origin: str) -> dict[str
     return found[first]
 
 
-def names_of(content: Mapping[str, Any]) -> list[str]:
+def names_of(content: Mapping[str, object]) -> list[str]:
     """The names in the largest part of a checkpoint that has tensors."""
     return list(max((tensors for _, tensors in _parts(content, "", MOST_LEVELS, set())), key=len, default={}))
 
 
-def _parts(content: Any, place: str, levels: int, seen: set[int]) -> Iterator[tuple[str, dict[str, torch.Tensor]]]:
+def _parts(content: object, place: str, levels: int, seen: set[int]) -> Iterator[tuple[str, dict[str, torch.Tensor]]]:
     """Every dictionary with its tensors and the names that lead to it; one that comes again counts once."""
     if not isinstance(content, dict) or id(content) in seen or not levels:
         return

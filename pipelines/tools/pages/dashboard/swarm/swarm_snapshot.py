@@ -149,7 +149,7 @@ class SwarmSnapshot:
         )
 
 
-def possible(name: str, value: Any) -> float | None:
+def possible(name: str, value: object) -> float | None:
     """Return a figure if it is possible, else None."""
     return value if is_number(value) and 0 <= value <= LARGEST[name] else None
 
@@ -175,7 +175,7 @@ def _peer(values: Mapping[str, Any]) -> SeenPeer:
     )
 
 
-def _server(values: Mapping[str, Any]) -> SeenServer | None:
+def _server(values: Mapping[str, object]) -> SeenServer | None:
     names = ("epoch", "draw_rate", "num_drawn", "first_layer", "end_layer", "layer_rate")
     figures = [possible(name, values[name]) for name in names]
     if None in figures:
@@ -219,11 +219,11 @@ def _accused(values: Mapping[str, Any]) -> AccusedPeer:
     )
 
 
-def _sequence(value: Any) -> Sequence[Any]:
+def _sequence(value: object) -> Sequence[Any]:
     return value if isinstance(value, list) else ()
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     """Return one short line of printable text."""
     text = "" if value is None else str(value)
     return one_line(text, MAX_TEXT)

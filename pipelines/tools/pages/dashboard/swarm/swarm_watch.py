@@ -26,7 +26,7 @@ LONELY_SECONDS = 60.0
 """Without any record for this long, the node may have lost the swarm, and rejoins it."""
 
 
-def watch(repository: str, settings: Mapping[str, Any], identity_file: Path | None = None) -> None:
+def watch(repository: str, settings: Mapping[str, object], identity_file: Path | None = None) -> None:
     """Poll the swarm of a run; end when nothing has been seen for `LONELY_SECONDS`."""
     from pipelines.core.run.training_run import TrainingRun
 

@@ -141,7 +141,7 @@ def main() -> None:
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     lock = threading.Lock()
 
-    def say(values: Mapping[str, Any]) -> None:
+    def say(values: Mapping[str, object]) -> None:
         with lock:
             print(json.dumps(values), file=lines, flush=True)
 

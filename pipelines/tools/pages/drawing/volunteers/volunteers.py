@@ -124,7 +124,7 @@ class _StreamClient:
             )
         )
 
-    def draw(self, asked: Mapping[str, Any]) -> Iterator[Progress | DrawnByVolunteers]:
+    def draw(self, asked: Mapping[str, object]) -> Iterator[Progress | DrawnByVolunteers]:
         self._num_asked += 1
         number, latest = self._num_asked, Progress()
         news = self._news[number] = queue.SimpleQueue()
