@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from hub_tools.processes.child_process import ChildProcess, end_group
 

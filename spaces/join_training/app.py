@@ -31,9 +31,11 @@ from pipelines.tools.pages.page_style import PAGE_STYLE
 from pipelines.tools.pages.run_pages import RunPage, space_address
 
 INTRODUCTION = """# Contribute this machine to a training run
-Many machines train one model together. This one computes gradients for as long as you like; the others
-do not wait for it, and it may leave at any time."""
+Many machines train one model together. The one that this page runs on, not your phone or browser, computes
+gradients for as long as its owner likes; the others do not wait for it, and it may leave at any time."""
 LAYOUT = """
+button.stop:disabled { background: var(--button-secondary-background-fill); border-color: transparent;
+  color: var(--button-secondary-text-color); }
 .gradio-container { --button-cancel-background-fill: #b42318; --button-cancel-background-fill-hover: #8f1b12;
   --button-cancel-border-color: #b42318; --button-cancel-text-color: #ffffff; }
 .part, .part > *, .part .html-container { padding: 0 !important; }
@@ -57,7 +59,7 @@ def build_interface(session: JoinSession, environment: Mapping[str, str]) -> gr.
         shown = [
             *(dict(value=html, visible=bool(html)) for html in parts),
             dict(value="\n".join(view.lines)),
-            dict(interactive=may and not view.is_alive and not view.is_checking),
+            dict(interactive=may and not view.is_alive and not view.is_checking, visible=not view.is_over),
             dict(interactive=may and not view.is_alive, visible=not view.is_over),
             dict(value="Resume" if rests else "Pause", interactive=may and (rests or view.phase in join_view.WORKING)),
             dict(interactive=may and (view.is_checking or view.is_alive) and view.phase != join_view.STOPPING),

@@ -75,7 +75,7 @@ def build_interface(settings: DrawingSettings) -> gr.Blocks:
             with gr.Column(elem_id="ask", min_width=300):
                 prompt, draw_button, stop_button = _build_prompt(settings)
             with gr.Column(elem_id="results", min_width=300):
-                message = gr.HTML(_said("Nothing drawn yet."), elem_id="status")
+                message = gr.HTML(_said("Your pictures will appear here."), elem_id="status")
                 by_itself = gr.Gallery(
                     label="What the run draws", columns=4, object_fit="contain", elem_id="by-itself", visible=False,
                     allow_preview=False, buttons=[],

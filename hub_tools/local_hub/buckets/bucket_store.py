@@ -4,7 +4,6 @@ import sqlite3
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
 from ..protocol.client_paths import check_name, check_path_in_repository
 from ..protocol.hub_error import HTTPStatus, HubError, not_offered, repository_not_found

@@ -1,6 +1,7 @@
 """Plain pages for a person with a browser: what repositories there are and what is in them. No scripts."""
 
 from collections.abc import Mapping
+from http import HTTPStatus
 from urllib.parse import quote
 
 from fastapi import APIRouter, Response
@@ -79,8 +80,9 @@ def repository_page(access: AccessOf) -> Response:
 
 def problem_page(message: str, status: int, headers: Mapping[str, str]) -> Response:
     """Return a page that says why there is none."""
-    body = f'<h1>{status}</h1><p>{escaped(message)}</p><p><a href="/">All repositories</a></p>'
-    return _page(str(status), body, status=status, headers=headers)
+    title = "Not found" if status in (401, 404) else HTTPStatus(status).phrase
+    body = f'<h1>{title}</h1><p>{escaped(message)}</p><p><a href="/">All repositories</a></p>'
+    return _page(title, body, status=status, headers=headers)
 
 
 def _page(title: str, body: str, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:

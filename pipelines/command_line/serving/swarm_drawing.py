@@ -92,7 +92,12 @@ def shown_client(console: Console, repository: str, **how: Any) -> "Iterator[tup
 
 
 def draw_all(
-    client: "DrawingClient", prompts: list[str], candidates: int, stage: str, on_progress: "OnProgress", **wished: object
+    client: "DrawingClient",
+    prompts: list[str],
+    candidates: int,
+    stage: str,
+    on_progress: "OnProgress",
+    **wished: object,
 ) -> "list[Drawn]":
     """Have the candidates of all prompts drawn or written; `wished` are fields of `SamplingRequest`."""
     from pipelines.features.serving.draw.modalities.choice import modality_of

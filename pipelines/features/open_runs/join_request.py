@@ -7,7 +7,6 @@ commits the file that was expected, so whatever the pull request has become mean
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from huggingface_hub.utils.sha import git_hash
 

@@ -39,7 +39,7 @@ _USE = """```bash
 dalle-collab generate {repository} "{caption}" --candidates 128 --keep 4 --output grid.png
 ```
 
-Or with nothing of this project, after `pip install torch transformers pillow`:
+Or without this project, after `pip install torch transformers pillow`:
 
 ```python
 from transformers import pipeline

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from hub_tools.processes.child_process import SOURCE_ROOT, ChildProcess
 

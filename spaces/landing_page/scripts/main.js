@@ -119,6 +119,8 @@ function showSettingsOfRun(run, newest) {
   byId("door").textContent = run.isOpen
     ? "This run is open: everybody may join, with or without an account."
     : "This run admits members of its organisation: sign in to the Hub with a member’s account.";
+  byId("account-optional").hidden = !run.isOpen;
+  byId("account-member").hidden = run.isOpen;
   byId("batch-in-words").textContent = run.samplesPerEpoch ? `${asCount(run.samplesPerEpoch)} samples` : "enough samples";
 }
 
@@ -135,6 +137,12 @@ function showUnreachable(text) {
   showNextStep({ state: "unreachable", advice: "See the repository" });
 }
 
+const LIVE_TITLES = {
+  "not begun": "The run, before its first epoch",
+  alive: "The run, live",
+  over: "The run, from its first epoch to its last",
+};
+
 /** What a person does next is the page's first button; nobody is asked to join what is over or cannot be read. */
 function showNextStep({ state, advice }) {
   const isOver = state === "over";
@@ -145,7 +153,7 @@ function showNextStep({ state, advice }) {
   byId("next-step").href = isOver ? (demo ?? model).href : isAway ? (model?.href ?? "#recipe") : "#join";
   if (isAway && !model) byId("next-step").textContent = "Start your own";
   for (const place of document.querySelectorAll("[data-until-over]")) place.hidden = isOver || isAway;
-  byId("live-title").textContent = isOver ? "The run, from its first epoch to its last" : "The run, live";
+  byId("live-title").textContent = LIVE_TITLES[state] ?? "The run so far";
 }
 
 function showSettings({ hub, run, spaces, sourceCode }) {

@@ -44,7 +44,7 @@ export function readTrainingRun(values) {
     optimizerBits: of.optimizer_bits === 8 ? 8 : 32,
     checkpointIntervalEpochs: wholeWithin(of.checkpoint_interval_epochs, 1, 1e12),
     hasReel: Array.isArray(of.reel_prompts) && of.reel_prompts.length > 0,
-    isOpen: !of.authorization_service,
+    isOpen: !of.authorization_service && of.wire !== "hub",
   };
 }
 

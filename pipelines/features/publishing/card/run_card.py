@@ -50,6 +50,9 @@ def run_card(run: TrainingRun, facts: CheckpointFacts, parts: CardContext) -> st
     )
     sections = [
         merged_header(own, facts.header) + f"\n# {facts.repository}\n\n{parts.summary}",
+        f"The training is over: these are the weights after all {run.num_epochs:,} epochs."
+        if facts.epoch >= run.num_epochs
+        else f"The training goes on: these are the weights after epoch {facts.epoch:,} of {run.num_epochs:,}.",
         _pictures(facts),
         f"## Use\n\n{parts.use}",
         _figures(run, facts, parts),

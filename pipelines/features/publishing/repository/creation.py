@@ -48,7 +48,7 @@ def _card_before_training(repository: str, run: TrainingRun, license: str | None
     return (
         f"---\nlibrary_name: transformers\npipeline_tag: {run.task}\ntags: [collaborative-training, hivemind]\n"
         f"{licence}datasets: [{run.dataset_repository}]\n---\n\n# {repository}\n\n"
-        f"A model for {run.task} that is being trained together. Give it GPU time:\n\n"
+        f"A model for {run.task} that volunteers train together. The training has not begun: join it.\n\n"
         f"```bash\ndalle-collab join {repository}\n```\n\n"
-        "The first checkpoint is published by the run's auxiliary peer.\n"
+        "The first checkpoint will be published here by the run's auxiliary peer.\n"
     )

@@ -87,7 +87,9 @@ async def send_dear_tokens(
     await store_everywhere(node, records)
 
 
-async def hide_others(dht: SwarmDHT, node: DHTNode, *, keys: Sequence[str], private: RSAPrivateKey, value: object) -> None:
+async def hide_others(
+    dht: SwarmDHT, node: DHTNode, *, keys: Sequence[str], private: RSAPrivateKey, value: object
+) -> None:
     """Answer every question with one record, for ever, and fill caches with it for hours."""
     owner, records = owner_of(private.get_public_key().to_bytes()), []
     for key in keys:

@@ -7,7 +7,6 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from hub_tools.atomic_files import write_text_whole
 from hub_tools.counted import counted
@@ -100,7 +99,9 @@ def _content(folder: Path) -> list[Path]:
     return [path for path in folder.iterdir() if path.name != LOCK_FILE]
 
 
-def _keep_or_empty(folder: Path, ingredients: Mapping[str, object], lines: ProgressLines, *, keeps_others: bool) -> None:
+def _keep_or_empty(
+    folder: Path, ingredients: Mapping[str, object], lines: ProgressLines, *, keeps_others: bool
+) -> None:
     marker = folder / MARKER_FILE
     text = json.dumps(ingredients, sort_keys=True)
     if marker.exists():

@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from hub_tools.processes.child_process import ChildProcess
 from hub_tools.processes.process_group import die_with_parent

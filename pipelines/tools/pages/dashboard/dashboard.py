@@ -359,6 +359,7 @@ def run_charts(view: HubView, shown: HistoryColumns, axis: str) -> list[Chart]:
     """Return the curves of a part of the history along an axis."""
     along, columns = shown.columns[axis], shown.columns
     evaluations = tuple(np.array([row[name] for row in view.evaluations], dtype=np.float64) for name in (axis, "loss"))
+    is_known = columns["epoch_seconds"] > 0  # of the first epoch nobody knows when it began
     charts = [
         Chart(
             title="Loss", unit="nats", axis=axis, along=along, values=columns["loss"], from_zero=False,
@@ -373,8 +374,11 @@ def run_charts(view: HubView, shown: HistoryColumns, axis: str) -> list[Chart]:
             title="Smallest share averaged", unit="", axis=axis, along=along, values=columns["share_averaged"],
             write=lambda share: f"{100 * share:.4g} %",
         ),
-        Chart(title="Longest round", unit="s", axis=axis, along=along, values=columns["round_seconds"]),
-        Chart(title="Epoch", unit="s", axis=axis, along=along, values=columns["epoch_seconds"]),
+        Chart(title="Longest averaging round", unit="s", axis=axis, along=along, values=columns["round_seconds"]),
+        Chart(
+            title="Time per epoch", unit="s", axis=axis, along=along[is_known],
+            values=columns["epoch_seconds"][is_known],
+        ),
     ]  # fmt: skip
     if view.run is not None:
         step = max(1, len(along) // NUM_SCHEDULE_POINTS)

@@ -107,7 +107,7 @@ def headline_html(settings: DashboardSettings, head: Headline) -> str:
         f'<div class="board"><h1>{escaped(settings.run)}</h1>'
         f'<div class="progress" role="progressbar" aria-label="epochs" aria-valuemin="0" aria-valuemax="100" '
         f'aria-valuenow="{100 * share:.1f}"><span style="width:{100 * share:.2f}%"></span></div>'
-        f'<p role="status"><b>{escaped(condition.state)}</b> {escaped(condition.sentence)} '
+        f'<p role="status">{escaped(condition.sentence)} '
         f"{_next_step(settings, condition)}</p>"
         f'<dl class="tiles">{tiles}</dl><p>{on_hub}</p></div>'
     )

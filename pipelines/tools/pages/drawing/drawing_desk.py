@@ -122,6 +122,8 @@ class DrawingDesk:
         """Return labels and names of the checkpoints to choose from, and why some may be missing."""
         try:
             epochs, problem = self.checkpoints.epochs(), ""
+            if not epochs and not self.checkpoints.has_weights():
+                problem = "There is nothing to draw with yet: the run has published no checkpoint."
         except VISITORS_ERRORS as error:
             epochs, problem = [], f"The run cannot be read: {explain_error(error)}"
         return [(NEWEST, NEWEST), *((name.replace("-", " "), name) for name in epochs)], problem

@@ -75,6 +75,12 @@ class PublishedCheckpoints:
         """Return the tags `epoch-N` of the run, newest first; empty for a folder. Raises one of `HUB_ERRORS`."""
         return list(self._tags())
 
+    def has_weights(self) -> bool:
+        """Whether there is anything to draw with. Raises one of `HUB_ERRORS`."""
+        return Path(self.name).is_dir() or any(
+            file.rfilename.endswith(".safetensors") for file in HfApi().model_info(self.name).siblings or ()
+        )
+
     def short_name(self, commit: str) -> str:
         """Return the tag `epoch-N` of a commit, or the commit if it has none or the Hub is away."""
         try:

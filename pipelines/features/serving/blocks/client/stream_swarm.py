@@ -6,7 +6,6 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 from torch import Tensor
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from modeling_dalle_collab.sampling_dalle_collab import SamplingOptions
 from pipelines.features.serving.draw.http.refused import (

@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import Mapping
-from typing import Any
 
 from hub_tools.checks import is_number
 from modeling_dalle_collab.sampling_dalle_collab import SamplingOptions

@@ -38,7 +38,9 @@ class RankRequest:
         return dict(do="rank", caption=self.caption), dict(codes=self.codes.int())
 
     @classmethod
-    def from_message(cls, body: Mapping[str, object], tensors: Mapping[str, Tensor], config: VQGANConfig) -> "RankRequest":
+    def from_message(
+        cls, body: Mapping[str, object], tensors: Mapping[str, Tensor], config: VQGANConfig
+    ) -> "RankRequest":
         """Check a stranger's message for a codec; raises `Refusal` for what it cannot decode."""
         caption, codes = body.get("caption"), tensors.get("codes")
         if body.get("do") != "rank" or set(tensors) != {"codes"} or codes is None:
