@@ -267,8 +267,9 @@ def _fitted(given: CalculatorInput, machine: MemoryPreset) -> CalculatorInput | 
 def _work(model: ModelSizes, settings: MemorySettings) -> str:
     if not model.is_ours:
         return ""
-    work, codes = _flops(model, settings) / 1e12, DalleCollabConfig.from_dict(model.values).num_image_codes
-    return f" A picture is {codes:,} codes; training on it and its caption takes {work:.2f} TFLOP."
+    flops, codes = _flops(model, settings), DalleCollabConfig.from_dict(model.values).num_image_codes
+    work = f"{flops / 1e12:.2f} TFLOP" if flops >= 1e11 else f"{flops / 1e9:.2g} GFLOP"
+    return f" A picture is {codes:,} codes; training on it and its caption takes {work}."
 
 
 def _flops(model: ModelSizes, settings: MemorySettings) -> float:

@@ -66,7 +66,9 @@ class NamedEstimate:
 
 def as_parameters(number: int) -> str:
     """Return a number of parameters in millions or billions."""
-    return f"{number / 1e6:.0f} million" if number < 1e9 else f"{number / 1e9:.1f} billion"
+    if number >= 1e9:
+        return f"{number / 1e9:.1f} billion"
+    return f"{number / 1e6:.0f} million" if number >= 1e7 else f"{number / 1e6:.2g} million"
 
 
 def stacked_picture(shown: Sequence[NamedEstimate]) -> str:

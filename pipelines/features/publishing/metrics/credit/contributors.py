@@ -60,7 +60,9 @@ def contributor_table(contributors: Sequence[Contributor], unit: str, most: int 
         )
     )
     table = markdown_table(("user", f"{unit} claimed", "time", "devices"), rows)
-    energy = f"\n\nAbout {energy_kwh(devices):,.2f} kWh. {ENERGY}" if devices else ""
+    kwh = energy_kwh(devices)
+    said = f"{kwh:,.2f} kWh" if kwh >= 0.1 else f"{1000 * kwh:.2g} Wh"
+    energy = f"\n\nAbout {said}. {ENERGY}" if devices else ""
     return f"{table}\n\n{CLAIMED}{energy}"
 
 
