@@ -65,10 +65,9 @@ export class LinePlot {
     }
     const marks = ticks(first, last, width < 420 ? 3 : 6).filter((value) => Number.isInteger(value));
     for (const value of marks.length ? marks : [first]) {
-      const isLast = this.x(value) > width - 2 * MARGIN.right - 8;
-      const x = isLast ? width : this.x(value);
-      const place = { class: "plot-tick", x, y: HEIGHT - 8, "text-anchor": isLast ? "end" : "middle" };
-      picture.append(drawing("text", place, value.toLocaleString("en")));
+      const text = value.toLocaleString("en");
+      const x = Math.min(this.x(value), width - 4 * text.length); // the last one stays within the picture
+      picture.append(drawing("text", { class: "plot-tick", x, y: HEIGHT - 8, "text-anchor": "middle" }, text));
     }
   }
 
