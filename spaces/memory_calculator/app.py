@@ -44,10 +44,10 @@ def build_interface(run: str) -> gr.Blocks:
         asked = request.query_params.get("run") or run
         named = [asked if name == "repository" else value for name, value in zip(NAMES, values, strict=True)]
         try:
-            return asked, *CalculatorInput.from_values(named).as_in_run().values()
+            return gr.skip(), asked, *CalculatorInput.from_values(named).as_in_run().values()
         except (ValueError, OSError) as error:
-            gr.Warning(f"Not the run's model: {escaped(explain_error(error))}", duration=None)
-            return "", *values
+            said = f"These figures are not of {asked}: {explain_error(error)}"
+            return gr.update(value=f"<p>{escaped(said)}</p>", visible=True), "", *values
 
     def as_in_run(shown_run: str, *values: object) -> tuple[object, ...]:
         """Return the controls with what the run decides, if another one is named by now."""
@@ -82,6 +82,7 @@ def build_interface(run: str) -> gr.Blocks:
             with gr.Column(scale=2, min_width=300):
                 inputs = _inputs()
             with gr.Column(scale=3, min_width=300):
+                unread = gr.HTML(visible=False, elem_id="unread")
                 summary = gr.Textbox("Reading the model…", label="Summary", lines=2, interactive=False)
                 picture = gr.HTML()
                 with gr.Row():
@@ -114,7 +115,7 @@ def build_interface(run: str) -> gr.Blocks:
             api_name=False,
             **quiet,
         )
-        opened = interface.load(open_with, inputs, [shown_run, *inputs], api_name=False, **quiet)
+        opened = interface.load(open_with, inputs, [unread, shown_run, *inputs], api_name=False, **quiet)
         # A name that is being typed is no name yet.
         changes = [item.change for item in inputs if item is not repository] + [first.change]
         shown = dict(fn=show, inputs=[first, *inputs], outputs=[summary, picture, fits, command, total, offload])

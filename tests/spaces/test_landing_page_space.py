@@ -197,7 +197,7 @@ def test_its_figures_are_those_of_the_training_code(hub, address):
         )
         numbers = [
             0.27134,
-            0.03125,
+            1.03125,
             2.345649,
             44.5,
             150.0,

@@ -63,7 +63,7 @@ def test_a_person_turns_the_dials_compares_and_finds_settings(address, size, tmp
     with watched_page(address, size) as page:
         summary = page.get_by_label("Summary")
         page.locator(".memory .bar").first.wait_for(timeout=120_000)
-        assert "my-org/birds" in page.get_by_role("status").filter(has_text="Not the run's model").inner_text()
+        assert "These figures are not of my-org/birds: " in page.locator("#unread").inner_text()
         assert "126 million parameters" in summary.input_value()
         page.get_by_role("button", name="Keep as A and compare").click()
         page.get_by_role("button", name="Stop comparing").wait_for(timeout=60_000)

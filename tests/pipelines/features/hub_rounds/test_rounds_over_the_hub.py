@@ -24,7 +24,7 @@ from pipelines.tools.demo.running.event_files import read_events
 
 pytestmark = [pytest.mark.slow, pytest.mark.swarm]
 
-NUM_ROUNDS = 14
+NUM_ROUNDS = 12
 HUB_SETTINGS = dict(
     wire="hub", window_seconds=6, num_epochs=NUM_ROUNDS, num_warmup_epochs=1, local_steps=4, inner_batch_size=8,
     target_batch_size=24, inner_optimizer="adamw", peak_learning_rate=4e-3, bucket_interval_epochs=2,
