@@ -44,7 +44,7 @@ def build_interface(dashboard: Dashboard) -> gr.Blocks:
                 first = gr.Slider(0, 100, value=0, step=0.1, label="From (% of the history)", min_width=260)
                 last = gr.Slider(0, 100, value=100, step=0.1, label="To (% of the history)", min_width=260)
             with gr.Row():
-                is_log = gr.Checkbox(False, label="Log scale", min_width=260)
+                is_log = gr.Checkbox(False, label="Log scale", min_width=260, elem_id="log-scale")
                 smoothing = gr.Slider(0, MOST_SMOOTHING, value=0, step=0.01, label="Smoothing", min_width=260)
                 asked = gr.Textbox(
                     label="Compare with", placeholder="ORG/RUN", max_lines=1, max_length=200, min_width=260

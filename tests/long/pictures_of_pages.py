@@ -72,6 +72,8 @@ class LiveRun:
 
     def create(self) -> None:
         """Create it anew."""
+        for events in self._folder.glob("*.jsonl"):
+            events.unlink()
         self._api.delete_repo(LIVE, missing_ok=True)
         settings = dict(num_epochs=400, checkpoint_interval_epochs=4, reel_interval_epochs=4, local_steps=4)
         self._stages.run(

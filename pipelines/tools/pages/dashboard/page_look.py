@@ -88,6 +88,7 @@ STYLE = """
 .board .reel.newest li { flex: none; width: min-content; font-size: 0.8rem; }
 .board .reel.newest span { display: block; }
 .board .reel.newest img { width: auto; max-width: 18rem; max-height: 7rem; }
+@media (max-width: 40rem) { #log-scale { flex: 1 1 100% !important; } }
 .board .reel.newest li:last-child { order: -1; width: auto; }
 .board .reel.newest li:last-child img { max-width: min(26rem, 80vw); max-height: 13rem; }
 .board .reel span { color: var(--quiet); }
