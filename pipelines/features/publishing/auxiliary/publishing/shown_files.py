@@ -61,7 +61,7 @@ class ShownFiles:
     def written(self, head: RunSnapshot, *, with_card: bool) -> Iterator[Additions]:
         """Yield the files; they lie there within the block. `head` is the commit that they replace."""
         additions: dict[str, Path | bytes] = {f"{METRICS_FOLDER}/{path.name}": path for path in self.metrics.write()}
-        additions |= {f"{REEL_FOLDER}/{path.name}": path for path in self._reel_files()}
+        additions |= {f"{REEL_FOLDER}/{name}": content for name, content in self._reel_files().items()}
         additions |= self._texts(head if with_card else None)
         with tempfile.TemporaryDirectory(prefix="dalle-collab-curve-") as folder:
             curve = Path(folder) / LOSS_CURVE_FILE
@@ -112,8 +112,14 @@ class ShownFiles:
             self.sources = sources_of(self.task.run, self.task.companions())
         return self.sources
 
-    def _reel_files(self) -> list[Path]:
-        return sorted(path for path in self.reel_folder.glob("*") if not path.name.startswith("."))
+    def _reel_files(self) -> dict[str, Path | bytes]:
+        """Return the reel as it is now; while the commit is made, a picture may be drawn, which the index then names."""
+        files: dict[str, Path | bytes] = {}
+        for name in (REEL_INDEX_FILE, NEWEST_PICTURE):  # both are written anew with each picture
+            with contextlib.suppress(FileNotFoundError):
+                files[name] = (self.reel_folder / name).read_bytes()
+        pictures = sorted(path for path in self.reel_folder.glob("*") if not path.name.startswith("."))
+        return {path.name: path for path in pictures} | files
 
 
 def outdated(published: Collection[str], additions: Collection[str]) -> list[str]:
