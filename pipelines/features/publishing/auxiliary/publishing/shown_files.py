@@ -113,7 +113,7 @@ class ShownFiles:
         return self.sources
 
     def _reel_files(self) -> dict[str, Path | bytes]:
-        """Return the reel as it is now; while the commit is made, a picture may be drawn, which the index then names."""
+        """Return the reel as it is now: while the commit is made, a picture may be drawn, and the index changes."""
         files: dict[str, Path | bytes] = {}
         for name in (REEL_INDEX_FILE, NEWEST_PICTURE):  # both are written anew with each picture
             with contextlib.suppress(FileNotFoundError):

@@ -21,5 +21,5 @@ def test_an_index_names_no_picture_that_its_commit_lacks(tmp_path):
     gallery.add(4, None, 1.0)
     with shown.written(None, with_card=False) as additions:
         gallery.add(8, None, 2.0)
-        named = [one["file"] for one in json.loads(additions["reel/index.json"])["pictures"]]
-    assert named == ["epoch-00000004.webp"] and f"reel/{named[0]}" in additions
+        named = [one["file"] for one in json.loads(additions["progress_reel/index.json"])["pictures"]]
+    assert named == ["epoch-00000004.webp"] and f"progress_reel/{named[0]}" in additions
