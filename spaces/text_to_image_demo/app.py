@@ -141,10 +141,10 @@ class After:
 def _build_after() -> After:
     chosen = gr.State(0)
     with gr.Row(visible=False, elem_id="after") as row:
-        again = gr.Button("Again, a new seed", min_width=150)
+        again = gr.Button("Draw again", min_width=150)
         vary = gr.Button(VARY_BEST, min_width=150)
         share = gr.Button("Share", min_width=150)
-        all_files = gr.DownloadButton("Download all (zip)", min_width=150)
+        all_files = gr.DownloadButton("Download all", min_width=150)
     return After(row=row, again=again, vary=vary, share=share, all_files=all_files, chosen=chosen)
 
 

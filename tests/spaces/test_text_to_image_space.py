@@ -305,7 +305,7 @@ def test_a_person_draws_shares_and_completes_pictures_in_a_browser(address, size
 
 def draw_more(page, first):
     """Again with a new seed, then a variation of its second picture; both are kept, as is the first drawing."""
-    page.get_by_role("button", name="Again, a new seed").click()
+    page.get_by_role("button", name="Draw again").click()
     page.locator("#earlier img").nth(1).wait_for()
     again = drawn_files(page)
     assert again != first
@@ -320,7 +320,7 @@ def draw_more(page, first):
     assert varied != again
 
     with page.expect_download() as download:
-        page.get_by_role("button", name="Download all (zip)").click()
+        page.get_by_role("button", name="Download all").click()
     assert re.fullmatch(r"a-red-star-b-bold-b-seed-\d+.zip", download.value.suggested_filename)
     with zipfile.ZipFile(download.value.path()) as archive:
         assert [archive.read(f"a-red-star-b-bold-b-{number}.png") for number in (1, 2, 3, 4)] == varied

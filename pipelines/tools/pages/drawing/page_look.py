@@ -26,7 +26,7 @@ STYLE = """
 #drawn .thumbnail-small img, #seen .thumbnail-small img { image-rendering: auto !important; }
 #status { padding: .1rem 0; min-height: 1.6em; overflow-wrap: anywhere; }
 #status p, #link p { margin: 0; }
-#link { overflow-wrap: anywhere; font-size: var(--text-sm); }
+#link { word-break: break-all; font-size: var(--text-sm); }
 @media (max-width: 640px) {
   #results .grid-container, #seen .grid-container {
     grid-template-columns: repeat(2, minmax(0, 1fr)) !important;
