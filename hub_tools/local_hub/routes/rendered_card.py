@@ -12,7 +12,7 @@ from .cards import FRONT_MATTER
 
 LONGEST_HEADER = 20_000
 _MARKDOWN = MarkdownIt("js-default", {"html": False})
-_TABLES = re.compile(r"(<table>.*?</table>)", re.DOTALL)
+_TABLES, _CODE = re.compile(r"(<table>.*?</table>)", re.DOTALL), re.compile(r"<pre>")
 
 
 def rendered_card(text: str, files: str) -> str:
@@ -23,7 +23,8 @@ def rendered_card(text: str, files: str) -> str:
     for token in _every(tokens):
         _point_home(token, quote(files))
     body = _MARKDOWN.renderer.render(tokens, _MARKDOWN.options, {})
-    body = _TABLES.sub(r'<div class="scroll" tabindex="0">\1</div>', body)  # a wide table is moved, not the page
+    # What is wide is moved, not the page, also with the keyboard.
+    body = _CODE.sub('<pre tabindex="0">', _TABLES.sub(r'<div class="scroll" tabindex="0">\1</div>', body))
     shown = f"<details><summary>Header</summary><pre>{escaped(header)}</pre></details>" if header else ""
     return f'<article class="card">{shown}{body}</article>'
 

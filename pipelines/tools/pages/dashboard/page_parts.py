@@ -142,7 +142,7 @@ def now_html(names: Sequence[str], began: float, view: HubView, *, is_live: bool
     places = range(min(MAX_IN_TIME_LINE, len(epochs)))
     chosen = [epochs[round(place * (len(epochs) - 1) / max(1, len(places) - 1))] for place in places[:-1]]
     line = "".join(_reel_picture(view, epoch) for epoch in [*chosen, *epochs[-1:]])
-    pictures = f'<ul class="reel newest" aria-label="What the model drew">{line}</ul>' if epochs else ""
+    pictures = f'<ul class="reel newest" tabindex="0" aria-label="What the model drew">{line}</ul>' if epochs else ""
     return f'<div class="board"><p>{" ".join(lines)}</p>{pictures}</div>'
 
 
