@@ -168,7 +168,8 @@ class ComparedRuns:
 
     def __init__(self) -> None:
         self._known = dict[str, ComparedRun]()
-        self._lock, self._is_reading = threading.Lock(), threading.Lock()
+        self._is_reading = threading.Lock()
+        """Held from the question to the answer: whoever reads is the only one that changes what is known."""
 
     def get(self, repository: str) -> ComparedRun:
         """Return what is known of a run: one that is new or old is read, and waited for `SECONDS_TO_WAIT`."""
@@ -177,10 +178,16 @@ class ComparedRuns:
             return known
         if not self._is_reading.acquire(blocking=False):
             return known or ComparedRun(problem="Another run is being read; ask again in a few seconds.")
-        thread = threading.Thread(target=self._read, args=(repository,), daemon=True, name="compared run")
+        thread = threading.Thread(target=self._read_and_release, args=(repository,), daemon=True, name="compared run")
         thread.start()
         thread.join(SECONDS_TO_WAIT)
         return self._known.get(repository) or ComparedRun(problem="The Hub has not answered yet.")
+
+    def _read_and_release(self, repository: str) -> None:
+        try:
+            self._read(repository)
+        finally:
+            self._is_reading.release()
 
     def _read(self, repository: str) -> None:
         try:
@@ -190,13 +197,10 @@ class ComparedRuns:
                 found = ComparedRun(problem="It has published no history yet.")
         except (OSError, ValueError, httpx2.HTTPError) as error:
             found = ComparedRun(problem=explain_error(error))
-        finally:
-            self._is_reading.release()
-        with self._lock:
-            self._known.pop(repository, None)
-            self._known[repository] = dataclasses.replace(found, read_at=time.monotonic())
-            for oldest in list(self._known)[:-MAX_COMPARED]:
-                del self._known[oldest]
+        self._known.pop(repository, None)
+        self._known[repository] = dataclasses.replace(found, read_at=time.monotonic())
+        for oldest in list(self._known)[:-MAX_COMPARED]:
+            del self._known[oldest]
 
 
 def read_hub(repository: str, before: HubView) -> HubView:
