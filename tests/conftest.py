@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 import tempfile
-import traceback
 from collections import defaultdict
 from pathlib import Path
 
@@ -35,21 +34,6 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 asyncio.set_event_loop(None)
 
 NEWEST_REPOSITORY = pytest.StashKey[int]()
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_configure():
-    """Pass over what a destructor raises for want of stack: garbage may be collected while a hostile text is parsed."""
-    report = sys.unraisablehook
-
-    def report_if_it_can_be_told(unraisable):
-        try:
-            traceback.format_exception(unraisable.exc_type, unraisable.exc_value, unraisable.exc_traceback)
-        except RecursionError:
-            return
-        report(unraisable)
-
-    sys.unraisablehook = report_if_it_can_be_told
 
 
 def pytest_ignore_collect(collection_path, config):

@@ -4,7 +4,7 @@ hivemind asks the machine's clock. If that jumps by hours, all that the others h
 hours; what this peer says is refused, or has expired; and loops that wait until a time wait for hours.
 """
 
-import multiprocessing
+import mmap
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -21,12 +21,12 @@ class SwarmTime:
 
     def __init__(self, wall: Callable[[], float], steady: Callable[[], float]) -> None:
         self._wall, self._steady = wall, steady
-        method = "fork" if "fork" in multiprocessing.get_all_start_methods() else None
-        self._offset = multiprocessing.get_context(method).RawValue("d", wall() - steady())
+        self._offset = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast("d")
+        self.follow()
 
     def __call__(self) -> float:
         """Return the swarm's time."""
-        return self._steady() + self._offset.value
+        return self._steady() + self._offset[0]
 
     @property
     def ahead(self) -> float:
@@ -35,7 +35,7 @@ class SwarmTime:
 
     def follow(self) -> None:
         """Take the machine's clock for the swarm's time again."""
-        self._offset.value = self._wall() - self._steady()
+        self._offset[0] = self._wall() - self._steady()
 
 
 def is_rather_right(ahead: float, others: Sequence[float]) -> bool:

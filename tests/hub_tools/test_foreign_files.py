@@ -1,5 +1,6 @@
 """What a stranger has put into a repository: too much of it is named before it is taken; no text harms its reader."""
 
+import gc
 import json
 import math
 
@@ -45,6 +46,20 @@ def test_nothing_else_is_a_number(value):
 def test_a_hostile_text_is_a_value_error(text):
     with pytest.raises(ValueError, match=r"."):
         parse_json(text)
+
+
+def test_no_finalizer_runs_where_a_nested_text_has_used_up_the_stack():
+    begun, thresholds = [], gc.get_threshold()
+    gc.callbacks.append(lambda phase, _: begun.append(phase))
+    gc.set_threshold(1)
+    try:
+        with pytest.raises(ValueError, match=r"nested too deeply"):
+            parse_json("[" * 10**5)
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.callbacks.pop()
+    assert len(begun) < 100  # of 1,000 lists in each other; what the test itself makes is collected
+    assert gc.isenabled()
 
 
 def test_a_float_that_is_no_number_is_still_read_and_a_file_has_a_size(tmp_path):

@@ -13,6 +13,7 @@ from urllib.parse import quote
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
+from ...foreign.json_texts import collection_paused
 from ..protocol.hub_error import HubError, bad_request, entry_not_found, forbidden, login_needed
 from ..routes.request_parts import CallerOf, Decoded, JsonObject, Storage, endpoint_of, receive_body
 from ..store.accounts import namespace_kind
@@ -152,7 +153,8 @@ async def batch_of(request: Request) -> list[dict[str, Any]]:
     content = bytearray()
     await receive_body(request, content.extend, max_bytes=MAX_BATCH_BYTES)
     try:
-        operations = [json.loads(line) for line in content.splitlines() if line.strip()]
+        with collection_paused():
+            operations = [json.loads(line) for line in content.splitlines() if line.strip()]
     except (ValueError, RecursionError) as error:
         raise bad_request("A line of the batch is not valid JSON") from error
     if not all(isinstance(operation, dict) for operation in operations) or len(operations) > MAX_OPERATIONS:

@@ -6,6 +6,7 @@ from typing import cast
 
 import yaml
 
+from ...foreign.json_texts import collection_paused
 from ..store.object_store import ObjectStore
 from ..store.trees import find_entry
 
@@ -25,7 +26,8 @@ def front_matter(text: str) -> dict:
     if match is None:
         return {}
     try:
-        data = yaml.safe_load(match.group(1))
+        with collection_paused():
+            data = yaml.safe_load(match.group(1))
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise CardError(f"The YAML block of README.md cannot be read: {error}") from error
     if data is None:

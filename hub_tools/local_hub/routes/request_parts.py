@@ -1,7 +1,6 @@
 """What the routes need of a request: the storage, the caller, the repository's address, and its body as a stream."""
 
 import contextlib
-import json
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
@@ -13,6 +12,7 @@ import anyio.to_thread
 from fastapi import Depends, Request
 from pydantic import AfterValidator
 
+from ...foreign.json_texts import parse_json
 from ..protocol.hub_error import HTTPStatus, HubError, bad_request, invalid_token
 from ..store.accounts import Caller, caller_with_token
 from ..store.object_store import READ_BYTES
@@ -111,8 +111,8 @@ async def json_object(request: Request) -> dict:
         if len(content) > MAX_JSON_BYTES:
             raise HubError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"The body is longer than {MAX_JSON_BYTES} bytes")
     try:
-        value = json.loads(content) if content else {}
-    except (ValueError, RecursionError) as error:
+        value = parse_json(content) if content else {}
+    except ValueError as error:
         raise bad_request("The body is not valid JSON") from error
     if not isinstance(value, dict):
         raise bad_request("The body is not a JSON object")

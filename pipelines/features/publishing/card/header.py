@@ -7,6 +7,8 @@ from typing import Any
 
 import yaml
 
+from hub_tools.foreign.json_texts import collection_paused
+
 logger = logging.getLogger(__name__)
 
 LONGEST_HEADER = 65_536
@@ -22,7 +24,8 @@ def organisers_header(card: str | None) -> dict[str, Any]:
     try:
         if len(match.group(1)) > LONGEST_HEADER:
             raise ValueError(f"it has more than {LONGEST_HEADER} characters")
-        values = yaml.safe_load(match.group(1))
+        with collection_paused():
+            values = yaml.safe_load(match.group(1))
         if not isinstance(values, dict):
             raise ValueError(f"it is a {type(values).__name__}, not a mapping")
     except (ValueError, yaml.YAMLError, RecursionError) as error:

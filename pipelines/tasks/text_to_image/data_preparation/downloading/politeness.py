@@ -2,10 +2,10 @@
 
 import asyncio
 import datetime
-import json
 from collections import defaultdict
 from collections.abc import Iterable
 
+from hub_tools.foreign.json_texts import parse_json
 from hub_tools.waiting.retry_after import seconds_to_wait
 
 RESERVING_DIRECTIVES = frozenset(("noai", "noimageai", "noindex", "noimageindex"))
@@ -31,8 +31,8 @@ def is_opted_out(robots_tags: Iterable[str], reservations: Iterable[str]) -> boo
 def reserved_paths(content: bytes) -> list[tuple[str, bool]]:
     """The rules of a host's file RESERVATIONS_PATH: locations, and whether they are reserved. Damage says nothing."""
     try:
-        rules = json.loads(content)
-    except (ValueError, RecursionError):
+        rules = parse_json(content)
+    except ValueError:
         return []
     rules = [rule for rule in rules[:MOST_RULES] if isinstance(rule, dict)] if isinstance(rules, list) else []
     return [

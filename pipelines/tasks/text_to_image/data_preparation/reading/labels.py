@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hub_tools.foreign.json_texts import collection_paused
+
 LARGEST_METADATA_BYTES = 4 * 2**20
 LARGEST_SIDE = 100_000
 """Pixels beyond which a stated size is not believed."""
@@ -57,7 +59,8 @@ def parse_json(content: bytes | str) -> Any:
     try:
         mark = content.startswith(b"\xef\xbb\xbf") if isinstance(content, bytes) else content.startswith("\ufeff")
         text = content[3 if isinstance(content, bytes) else 1 :] if mark else content
-        return json.loads(text, object_pairs_hook=_unambiguous)
+        with collection_paused():
+            return json.loads(text, object_pairs_hook=_unambiguous)
     except (ValueError, RecursionError):  # numbers of more than 4,300 digits are a ValueError too
         return None
 
