@@ -148,6 +148,7 @@ MAY_IMPORT = {
         "hub_tools.local_hub.protocol",
         "hub_tools.printing",
         "hub_tools.counted",
+        "hub_tools.foreign",
     ),
     "spaces": ("pipelines", *LIBRARIES),
     **{
