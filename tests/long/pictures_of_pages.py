@@ -4,13 +4,15 @@
 
 The demo runs first, unless it has in that folder: it is the run that is over. A second run of the demo's dataset is
 looked at before anybody trains, while two peers do, while both are frozen and after they were killed; a repository
-without settings is the run that cannot be reached. Look at OUTPUT/index.html. OUTPUT/pages.json has what axe finds and
-when each page shows its first content, beside an empty page of Gradio; a serious finding is exit code 3.
+without settings is the run that cannot be reached. Look at OUTPUT/index.html. OUTPUT/inference.ipynb is the notebook
+with what it shows of the demo's model, as it is kept in spaces/text_to_image_demo. OUTPUT/pages.json has what axe finds
+and when each page shows its first content, beside an empty page of Gradio; a serious finding is exit code 3.
 """
 
 import argparse
 import contextlib
 import json
+import os
 import signal
 import statistics
 import sys
@@ -20,12 +22,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import nbformat
 from huggingface_hub import HfApi, constants
 from playwright.sync_api import Browser, Page, sync_playwright
 from rich.console import Console
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 from browsing import CHROMIUM, SIZES, serious_findings
+from notebooks import executed
 from running_programs import wait_for
 
 from hub_tools.atomic_files import write_text_whole
@@ -51,6 +55,9 @@ SECONDS_UNTIL_MISSED = 90.0
 
 SECONDS_LATER = 7_200
 """The landing page takes a run for stalled by the age of what was published: it is shown two hours later."""
+
+NOTEBOOK = Path(__file__).parents[2] / "spaces" / "text_to_image_demo" / "inference.ipynb"
+PROMPT = "a small yellow heart in the centre of a black background"
 
 EMPTY_PAGE = """
 import gradio
@@ -185,6 +192,18 @@ def empty_page(stages: Stages) -> Iterator[str]:
         stop_all([program])
 
 
+def write_notebook(folder: Path, environment: Mapping[str, str]) -> None:
+    """Store the notebook that draws with what it shows of the run that is over."""
+    settings = dict(MODEL_REPOSITORY=OVER, PROMPT=PROMPT, NUM_CANDIDATES="16", KEEP="4")
+    shown = executed(NOTEBOOK, {**os.environ, **environment, **settings}, folder)
+    for cell in shown.cells:
+        if cell.cell_type == "code":  # what libraries warn of is of this machine
+            cell.outputs = [output for output in cell.outputs if output.get("name") != "stderr"]
+            for output in cell.outputs:
+                output.get("data", {}).pop("image/jpeg", None)  # the same picture again
+    write_text_whole(folder / NOTEBOOK.name, nbformat.writes(shown) + "\n")
+
+
 def write_index(folder: Path, states: list[str], report: Mapping[str, Any]) -> None:
     """Write a page that shows all pictures, a state in each part, with what is wrong below them."""
     parts = []
@@ -234,6 +253,7 @@ def main() -> int:
                 camera.take_all(state, {**addresses, "hub": f"{hub.endpoint}/{run}"})
 
         if "over" in states:
+            write_notebook(folder, hub.environment())
             with RunningSpaces(spaces_of(run=OVER), stages) as spaces, empty_page(stages) as empty:
                 look("over", OVER, spaces.addresses)
                 pages = {**spaces.addresses, "empty page of Gradio": empty}

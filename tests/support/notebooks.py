@@ -12,8 +12,9 @@ SECONDS_FOR_A_CELL = 150
 def executed(path: Path, environment: Mapping[str, str], folder: Path) -> nbformat.NotebookNode:
     """Return the notebook with what its cells show in this environment; a cell that fails fails the test."""
     notebook = nbformat.read(path, as_version=4)
+    resources = dict(metadata=dict(path=str(folder)))
     client = nbclient.NotebookClient(
-        notebook, timeout=SECONDS_FOR_A_CELL, kernel_name="python3", resources=dict(metadata=dict(path=str(folder)))
+        notebook, timeout=SECONDS_FOR_A_CELL, kernel_name="python3", resources=resources, record_timing=False
     )
     return client.execute(env=dict(environment))
 
