@@ -218,7 +218,7 @@ def _wire_drawing(
         for pictures, shown in steps(asked, is_pinned=is_pinned, varied=varied):
             yield pictures, _said(shown.message), shown
 
-    def show_again(*values: Any) -> Iterator[tuple[Any, str, Shown]]:
+    def show_again(*values: object) -> Iterator[tuple[Any, str, Shown]]:
         yield from show(*values[:-1], False)
 
     def show_varied(*values: Any) -> Iterator[tuple[Any, str, Shown]]:

@@ -211,7 +211,7 @@ def _contents(objects: ObjectStore, spans: list[tuple[str, int, int]]) -> Iterat
                 yield content
 
 
-def _check_space(storage: HubStorage, bucket: Bucket, operations: list[dict[str, Any]]) -> None:
+def _check_space(storage: HubStorage, bucket: Bucket, operations: list[dict[str, object]]) -> None:
     adds = any(operation.get("type") == "addFile" for operation in operations)
     if adds and bucket.full_name.lower() in storage.full_buckets:
         raise forbidden(f"Storage limit reached for bucket {bucket.full_name}: delete files, or ask for more storage")

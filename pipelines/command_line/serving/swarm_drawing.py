@@ -84,7 +84,7 @@ def shown_client(console: Console, repository: str, **how: Any) -> "Iterator[tup
 
     with console.status(f"Reading {repository}") as status:
 
-        def on_event(event: str, **_values: Any) -> None:
+        def on_event(event: str, **_values: object) -> None:
             status.update(f"{event.capitalize()} {repository}")
 
         with connect(repository, on_event=on_event, **how) as client:

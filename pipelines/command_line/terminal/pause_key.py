@@ -83,7 +83,7 @@ def _take_part_in_job_control(terminal: int, kept: list[Any]) -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def _listen(terminal: int, kept: list[Any], ended: threading.Event) -> None:
+def _listen(terminal: int, kept: list[object], ended: threading.Event) -> None:
     is_paused, at_once = False, _key_by_key(kept)
     while not ended.is_set():
         try:

@@ -201,7 +201,7 @@ class TrainingRun(
         return json.dumps(values | {"settings": sections}, indent=2, sort_keys=True) + "\n"
 
     @classmethod
-    def from_mapping(cls, values: Mapping[str, Any]) -> Self:
+    def from_mapping(cls, values: Mapping[str, object]) -> Self:
         """Build a run from parsed JSON, with sections or flat; ValueError names an unknown or missing setting."""
         if not isinstance(values, Mapping):
             raise ValueError(f"{TRAINING_RUN_FILE} contains a {type(values).__name__}; expected a JSON object.")

@@ -315,7 +315,7 @@ def _compute_as_on_a_gpu(model: DalleCollabForConditionalGeneration) -> None:
         if isinstance(module, nn.Linear | nn.Embedding):
             module.register_forward_pre_hook(lambda module, args: None)
 
-    def with_dense_tables(stack: nn.Module, args: tuple[Tensor], options: dict[str, Any]) -> Any:
+    def with_dense_tables(stack: nn.Module, args: tuple[Tensor], options: dict[str, object]) -> Any:
         tables = AttentionTables.build(model.config, args[0].device, args[0].dtype, frozenset(DENSE_MAX_POSITIONS))
         return args, options | dict(tables=tables)
 

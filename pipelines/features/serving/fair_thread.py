@@ -24,7 +24,7 @@ class FairThread:
         self._is_closed = False
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
-    def submit(self, address: str, compute: Callable[[], Any]) -> Future[Any]:
+    def submit(self, address: str, compute: Callable[[], object]) -> Future[Any]:
         """Compute something for an address when its turn comes, in the order in which it has asked."""
         future: Future[Any] = Future()
         with self._changed:

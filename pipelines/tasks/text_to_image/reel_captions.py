@@ -23,7 +23,7 @@ MOST_SHARDS, MOST_RECORDS = 4, 2048
 
 
 def held_out_reel_captions(
-    files: Sequence[str], open_file: Callable[[str], Any], *, num_codes: int, share: float
+    files: Sequence[str], open_file: Callable[[str], object], *, num_codes: int, share: float
 ) -> list[str]:
     """Return at most `NUM_REEL_CAPTIONS` captions of a dataset's held-out records, always the same; none if none are.
 

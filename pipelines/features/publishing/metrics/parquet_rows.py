@@ -14,7 +14,7 @@ MOST_ROWS = 100_000
 """Files come from strangers; those of a run are far smaller."""
 
 
-def write_rows(rows: list[dict[str, Any]], schema: pa.Schema, path: Path) -> Path:
+def write_rows(rows: list[dict[str, object]], schema: pa.Schema, path: Path) -> Path:
     """Write rows; columns that a row lacks are null."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with written_whole(path) as temporary:

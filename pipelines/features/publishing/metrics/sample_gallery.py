@@ -65,7 +65,7 @@ def read_prompts(folder: Path) -> list[str]:
     return []
 
 
-def write_index(folder: Path, prompts: Sequence[str], pictures: Sequence[dict[str, Any]]) -> None:
+def write_index(folder: Path, prompts: Sequence[str], pictures: Sequence[dict[str, object]]) -> None:
     """Write the index: the captions from top to bottom, and the pictures by epoch."""
     values = dict(format_version=1, seed=REEL_SEED, prompts=list(prompts), pictures=list(pictures))
     write_text_whole(folder / REEL_INDEX_FILE, json.dumps(values, indent=1, ensure_ascii=False) + "\n")

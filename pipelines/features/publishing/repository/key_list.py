@@ -266,7 +266,7 @@ def _signed_list(values: dict[str, Any], run: TrainingRun) -> KeyList:
     return keys
 
 
-def _to_text(values: dict[str, Any]) -> str:
+def _to_text(values: dict[str, object]) -> str:
     return json.dumps(values, indent=2) + "\n"
 
 

@@ -9,7 +9,6 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from functools import cache, lru_cache, partial
-from typing import Any
 
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
@@ -70,7 +69,7 @@ async def crowd(dht: SwarmDHT, node: DHTNode, *, key: str, searches: str) -> Non
 
 
 async def write_in_many_names(
-    dht: SwarmDHT, node: DHTNode, *, key: str, progress: dict[str, Any], private: RSAPrivateKey
+    dht: SwarmDHT, node: DHTNode, *, key: str, progress: dict[str, object], private: RSAPrivateKey
 ) -> None:
     """Store the progress of many owners, whose key is one, with comments: signed once, for hours."""
     await store_everywhere(node, _in_many_names(key, packed(progress), packed(private.to_bytes())))

@@ -33,7 +33,7 @@ class CommandChild:
         arguments: Sequence[str],
         token: str | None,
         *,
-        on_event: Callable[[dict[str, Any]], None],
+        on_event: Callable[[dict[str, object]], None],
         on_line: Callable[[str], None],
         on_end: Callable[[int], None],
     ) -> None:

@@ -206,7 +206,7 @@ class JoinSession:
             on_end=if_it_counts(on_end),
         )
 
-    def _hear(self, token: str | None, event: dict[str, Any]) -> None:
+    def _hear(self, token: str | None, event: dict[str, object]) -> None:
         self._set(after_event(self._view, event))
         if event.get("event") == "joined" and self._view.username != ANONYMOUS:
             threading.Thread(

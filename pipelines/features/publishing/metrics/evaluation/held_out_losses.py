@@ -58,7 +58,7 @@ def held_out_loss(evaluation: Mapping[str, Any]) -> str:
     return f"{nats(evaluation['loss'])}{interval} at epoch {evaluation['epoch']:,}{records}"
 
 
-def write_evaluations(evaluations: Sequence[dict[str, Any]], folder: Path) -> Path:
+def write_evaluations(evaluations: Sequence[dict[str, object]], folder: Path) -> Path:
     """Write the losses on held-out records, one row per evaluation."""
     return write_rows(list(evaluations), EVALUATION_SCHEMA, folder / EVALUATIONS_FILE)
 

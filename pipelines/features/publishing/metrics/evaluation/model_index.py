@@ -85,7 +85,7 @@ def _results(repository: str, run: TrainingRun, figures: Sequence[CheckpointFigu
 
 
 def _result(
-    run: TrainingRun, kind: str, name: str, value: float, args: dict[str, Any], command: str, address: str
+    run: TrainingRun, kind: str, name: str, value: float, args: dict[str, object], command: str, address: str
 ) -> EvalResult:
     return EvalResult(
         task_type=run.task,

@@ -193,7 +193,7 @@ class ChainSession:
             states = self._changed(live.hop.end, states)
         return states
 
-    def _each(self, ask: Callable[[LiveHop], Any]) -> None:
+    def _each(self, ask: Callable[[LiveHop], object]) -> None:
         """Ask all hops; one that fails is replaced by servers that do as it did, and then asked as well."""
         at = 0
         while at < len(self._hops):
@@ -279,7 +279,9 @@ class ChainSession:
             return prompts, None
         return prompts, self._asked(link, message, tensors, shape)
 
-    def _recorded(self, passed_on: tuple[list[tuple[dict[str, Any], Tensor]], Tensor | None], layer: int) -> Recording:
+    def _recorded(
+        self, passed_on: tuple[list[tuple[dict[str, object], Tensor]], Tensor | None], layer: int
+    ) -> Recording:
         """Return the recording of the next hop, which begins at `layer`."""
         prompts, rest = passed_on
         recording = Recording()

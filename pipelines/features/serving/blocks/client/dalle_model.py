@@ -155,7 +155,7 @@ class RemoteCache:
     """A batch of candidates across a chain; see `GenerationCache`."""
 
     def __init__(
-        self, model: DistributedDalleCollab, prefix: RemotePrefix, num_candidates: int, options: dict[str, Any]
+        self, model: DistributedDalleCollab, prefix: RemotePrefix, num_candidates: int, options: dict[str, object]
     ) -> None:
         self._model, self._prefix, self._num_candidates = model, prefix, num_candidates
         self._options, self._is_started = options, False

@@ -79,7 +79,7 @@ class AnswerForm:
         own = {name: dict(role="assistant", content=text)} if self.is_chat else dict(text=text)
         return dict(index=index, finish_reason=reason, logprobs=None, **own)
 
-    def _answer(self, suffix: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+    def _answer(self, suffix: str, choices: list[dict[str, object]]) -> dict[str, Any]:
         kind, prefix = ("chat.completion" + suffix, "chatcmpl") if self.is_chat else ("text_completion", "cmpl")
         known = dict(id=f"{prefix}-{self.number}", object=kind, created=self.created, model=self.model)
         return known | dict(choices=choices)
@@ -99,5 +99,5 @@ def certain_part(text: str, stops: Sequence[str]) -> str:
     return text[: len(text) - longest]
 
 
-def _event(values: dict[str, Any]) -> str:
+def _event(values: dict[str, object]) -> str:
     return f"data: {json.dumps(values, ensure_ascii=False)}\n\n"

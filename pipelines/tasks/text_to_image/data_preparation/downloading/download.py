@@ -229,7 +229,7 @@ def _settings(files: Sequence[Path], options: DownloadOptions) -> dict[str, Any]
     }
 
 
-def _check_settings(output: Path, settings: dict[str, Any]) -> None:
+def _check_settings(output: Path, settings: dict[str, object]) -> None:
     path = output / SETTINGS_NAME
     if not path.is_file():
         write_text_whole(path, json.dumps(settings, indent=1) + "\n")

@@ -65,7 +65,7 @@ def parse_json(content: bytes | str) -> Any:
         return None
 
 
-def _unambiguous(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unambiguous(pairs: list[tuple[str, object]]) -> dict[str, Any]:
     """The pairs as an object; ValueError if a name comes twice: the label that counts may be the one that is lost."""
     values = dict(pairs)
     if len(values) < len(pairs):
@@ -78,7 +78,7 @@ def fields_of(*mappings: Mapping[Any, Any]) -> Fields:
     return [(fold_name(name), value) for mapping in mappings for name, value in mapping.items()]
 
 
-def fold_name(name: Any) -> str:
+def fold_name(name: object) -> str:
     """A field's name as it is looked up."""
     return str(name).strip("\ufeff \t\r\n\"'").casefold().replace(" ", "_").replace("-", "_")
 
@@ -106,7 +106,7 @@ def read_labels(fields: Fields) -> Labels:
     )
 
 
-def _label(value: Any) -> str | float | None:
+def _label(value: object) -> str | float | None:
     """A word, a score, or nothing."""
     if isinstance(value, bool):
         return UNSAFE if value else SAFE
@@ -121,11 +121,11 @@ def _safety(label: str) -> tuple[int, str]:
     return (order.index(label), label) if label in order else (3 if label == SAFE else 2, label)
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     return not isinstance(value, bool) and (isinstance(value, int | float) or _finite(value) is not None)
 
 
-def _score(value: Any) -> float | None:
+def _score(value: object) -> float | None:
     """A probability; above 1 it is one in per cent or a count, unsafe all the same; below 0 it means "unknown"."""
     if isinstance(value, int) and value > 1:
         return 1.0  # however large: no float holds 10**400
@@ -133,7 +133,7 @@ def _score(value: Any) -> float | None:
     return None if number is None or number < 0 else min(number, 1.0)
 
 
-def _side(value: Any) -> int | None:
+def _side(value: object) -> int | None:
     number = _finite(value)
     return int(number) if number is not None and 1 <= number <= LARGEST_SIDE else None
 

@@ -98,7 +98,7 @@ def draw_on_demand(settings: Mapping[str, Any], say: Say) -> None:
     requests: queue.SimpleQueue[str | None] = queue.SimpleQueue()
     alive = threading.Thread(target=_say_that_it_lives, args=(say,), daemon=True, name="alive")
 
-    def on_event(event: str, **_values: Any) -> None:
+    def on_event(event: str, **_values: object) -> None:
         # By then everything that forks has been started, and loading a model for audits may take long.
         if event in ("loading", "entered") and alive.ident is None:
             alive.start()
