@@ -2,7 +2,8 @@
 
 import ast
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from pathlib import Path
 
 import pytest
@@ -208,7 +209,7 @@ def first_party_files(root: Path) -> list[Path]:
 def imported_names(path: Path, root: Path) -> Iterator[tuple[int, str]]:
     """Yield line and absolute name of everything that a file imports, inside functions and by string too."""
     package = path.relative_to(root).parent.parts
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), filename=str(path))):
+    for node in _nodes(path):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -218,6 +219,13 @@ def imported_names(path: Path, root: Path) -> Iterator[tuple[int, str]]:
             yield from ((node.lineno, f"{base}.{alias.name}") for alias in node.names)
         elif isinstance(node, ast.Call) and (name := _name_imported_by_call(node)):
             yield node.lineno, name
+
+
+@lru_cache(maxsize=4096)
+def _nodes(path: Path) -> list[ast.AST]:
+    wanted = (ast.Import, ast.ImportFrom, ast.Call)
+    tree = ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+    return [node for node in ast.walk(tree) if isinstance(node, wanted)]
 
 
 def _name_imported_by_call(call: ast.Call) -> str | None:
@@ -288,6 +296,56 @@ def test_every_place_where_a_library_may_be_imported_does_import_it():
             files = [ROOT / place] if place.endswith(".py") else sorted((ROOT / place).rglob("*.py"))
             names = {name.partition(".")[0] for path in files for _, name in imported_names(path, ROOT)}
             assert library in names, f"{place} does not import {library}: take it out of PRICED"
+
+
+def bound_names(module: Path) -> set[str]:
+    """Return what a module defines or imports outside functions and classes."""
+    found, waiting = set(), list(ast.parse(module.read_text(encoding="utf-8")).body)
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            found |= {alias.asname or alias.name.partition(".")[0] for alias in node.names}
+        else:
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                found.add(node.id)
+            waiting += ast.iter_child_nodes(node)
+    return found
+
+
+def missing_names(root: Path, files: Iterable[Path]) -> list[str]:
+    """Return one line `file:line: name` for every name of ours that is imported and does not exist."""
+    bound: dict[Path, set[str]] = {}
+    found = []
+    for path in files:
+        for line, name in imported_names(path, root):
+            place, _, last = name.rpartition(".")
+            package = root.joinpath(*place.split("."))
+            if name.partition(".")[0] not in OURS or not place or (package / f"{last}.py").exists():
+                continue
+            module = package / "__init__.py" if package.is_dir() else package.with_suffix(".py")
+            if (package / last).is_dir() or (
+                module.exists() and last in bound.setdefault(module, bound_names(module)) | {"*"}
+            ):
+                continue
+            found.append(f"{path.relative_to(root).as_posix()}:{line}: {name}")
+    return sorted(found)
+
+
+def test_every_name_of_ours_that_is_imported_exists_also_where_no_test_of_the_day_comes():
+    others = [path for place in ("tests", "docs") for path in sorted((ROOT / place).rglob("*.py"))]
+    assert missing_names(ROOT, [*first_party_files(ROOT), *others]) == []
+
+
+def test_a_name_that_is_gone_is_told_with_file_and_line(tmp_path):
+    (tmp_path / "pipelines").mkdir()
+    (tmp_path / "pipelines" / "a.py").write_text("try:\n    B = 1\nexcept ValueError:\n    C: int = 2\n")
+    user = tmp_path / "pipelines" / "user.py"
+    user.write_text(
+        "import pipelines.a\nfrom pipelines.a import B, C\ndef f():\n    from .a import D\nimport pipelines.e\n"
+    )
+    assert missing_names(tmp_path, [user]) == ["pipelines/user.py:4: pipelines.a.D", "pipelines/user.py:5: pipelines.e"]
 
 
 @pytest.mark.parametrize(

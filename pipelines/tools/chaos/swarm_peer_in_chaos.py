@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from pipelines.core.peer.entering import PeerContext, RunMembership
+from pipelines.core.peer.entering import PeerContext, Membership
 from pipelines.core.peer.reports import StepReport
 from pipelines.core.peer.volunteer import EventHandler
 from pipelines.core.run.compute_options import ComputeOptions
@@ -24,7 +24,7 @@ from pipelines.tools.chaos.faults.hostile_peers import Attack, HostileGradientAv
 class SwarmPeerInChaos:
     """See `ObservedPeer`."""
 
-    def __init__(self, membership: RunMembership) -> None:
+    def __init__(self, membership: Membership) -> None:
         self._membership, self._peer = membership, membership.peer
         self.task, self.model, self.stop = self._peer.task, self._peer.model, membership.stop
         self._num_rounds = self._num_in_round = 0

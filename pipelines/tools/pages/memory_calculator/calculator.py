@@ -1,5 +1,6 @@
 """The calculator behind the Space: the controls' values, and what the page shows for them."""
 
+import contextlib
 import dataclasses
 import time
 from collections.abc import Sequence
@@ -7,6 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Self
 
+import httpx2
 from huggingface_hub.errors import HFValidationError, RemoteEntryNotFoundError
 
 from hub_tools.checks import is_number
@@ -22,6 +24,9 @@ from pipelines.features.memory_estimate.model_presets import MODEL_PRESETS, Mode
 from pipelines.features.memory_estimate.models.dalle_collab_compute import training_flops
 from pipelines.features.memory_estimate.run_memory import run_settings, run_sizes
 from pipelines.features.memory_estimate.settings import MemorySettings
+from pipelines.features.publishing.metrics.history import condition_by
+from pipelines.features.publishing.metrics.run_state import RunPhase
+from pipelines.features.publishing.repository.snapshot import RunSnapshot
 from pipelines.tools.pages.memory_calculator.fitting import (
     MemoryPreset,
     find_fitting,
@@ -104,8 +109,7 @@ class CalculatorInput:
     @property
     def run(self) -> TrainingRun | None:
         """The run that `repository` names; None: it names none. Raises ValueError or OSError, as `sizes`."""
-        # Read anew each minute: its organiser may change it, and a repository may become a run.
-        return _run_on_hub(self.repository, int(time.monotonic() // 60)) if self.repository else None
+        return _run_on_hub(self.repository, _minute()) if self.repository else None
 
     @property
     def fixed_offload(self) -> bool | None:
@@ -199,7 +203,7 @@ def answer(given: CalculatorInput, *, first: dict[str, Any] | None, run: str) ->
         summary=summary,
         picture=stacked_picture(shown),
         fits=fits_table(model, settings),
-        command=_command(model, settings, run if given.run is None else given.repository),
+        command=_command(given, model, settings, run),
         total=f"GPU {memory_size(estimate.gpu.total)} · RAM {memory_size(estimate.ram.total)}",
     )
 
@@ -276,10 +280,17 @@ def _flops(model: ModelSizes, settings: MemorySettings) -> float:
     return training_flops(DalleCollabConfig.from_dict(model.values), settings.recompute)
 
 
-def _command(model: ModelSizes, settings: MemorySettings, run: str) -> str:
+def _command(given: CalculatorInput, model: ModelSizes, settings: MemorySettings, run: str) -> str:
     if not model.is_ours:
         return "# The command for joining exists only for this project's model"
-    return join_command(settings, run)
+    if given.run is None:
+        return join_command(settings, run)
+    return _use_when_over(given.repository, _minute()) or join_command(settings, given.repository)
+
+
+def _minute() -> int:
+    # What lies on the Hub is read anew each minute: its organiser may change it.
+    return int(time.monotonic() // 60)
 
 
 def _whole(name: str, value: object, most: int) -> int:
@@ -291,6 +302,15 @@ def _whole(name: str, value: object, most: int) -> int:
 @lru_cache(maxsize=256)
 def _sizes_on_hub(repository: str) -> ModelSizes:
     return read_sizes(repository)
+
+
+@lru_cache(maxsize=256)
+def _use_when_over(repository: str, minute: int) -> str:
+    with contextlib.suppress(OSError, ValueError, httpx2.HTTPError):
+        condition = condition_by(RunSnapshot.read(repository), (), now=time.time())
+        if condition.state is RunPhase.OVER:
+            return f"# The run is over. {condition.advice}:\n{condition.command}"
+    return ""
 
 
 @lru_cache(maxsize=256)
