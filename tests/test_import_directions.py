@@ -298,6 +298,7 @@ def test_every_place_where_a_library_may_be_imported_does_import_it():
             assert library in names, f"{place} does not import {library}: take it out of PRICED"
 
 
+@lru_cache(maxsize=4096)
 def bound_names(module: Path) -> set[str]:
     """Return what a module defines or imports outside functions and classes."""
     found, waiting = set(), list(ast.parse(module.read_text(encoding="utf-8")).body)
@@ -316,7 +317,6 @@ def bound_names(module: Path) -> set[str]:
 
 def missing_names(root: Path, files: Iterable[Path]) -> list[str]:
     """Return one line `file:line: name` for every name of ours that is imported and does not exist."""
-    bound: dict[Path, set[str]] = {}
     found = []
     for path in files:
         for line, name in imported_names(path, root):
@@ -325,9 +325,7 @@ def missing_names(root: Path, files: Iterable[Path]) -> list[str]:
             if name.partition(".")[0] not in OURS or not place or (package / f"{last}.py").exists():
                 continue
             module = package / "__init__.py" if package.is_dir() else package.with_suffix(".py")
-            if (package / last).is_dir() or (
-                module.exists() and last in bound.setdefault(module, bound_names(module)) | {"*"}
-            ):
+            if (package / last).is_dir() or (module.exists() and last in bound_names(module) | {"*"}):
                 continue
             found.append(f"{path.relative_to(root).as_posix()}:{line}: {name}")
     return sorted(found)
