@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from pipelines.core.peer.entering import PeerContext, Membership
+from pipelines.core.peer.entering import Membership, PeerContext
 from pipelines.core.peer.reports import StepReport
 from pipelines.core.peer.volunteer import EventHandler
 from pipelines.core.run.compute_options import ComputeOptions

@@ -87,15 +87,15 @@ def test_a_run_over_the_hub_survives_faults_with_equal_states_and_right_lists(tm
 
 
 @pytest.mark.timeout(300)
-def test_ctrl_c_ends_everything_that_was_started(tmp_path):
+def test_trainers_train_and_ctrl_c_ends_everything_that_was_started(tmp_path):
     output = tmp_path / "output"
     with (tmp_path / "log").open("w") as log:
         process = subprocess.Popen(
             chaos_command("--peers", 2, "--output", output), stdout=log, stderr=log, start_new_session=True
         )
     try:
-        while not (output / "trainer-1.jsonl").exists():
-            assert process.poll() is None, (tmp_path / "log").read_text()
+        while "without faults, epoch" not in (said := (tmp_path / "log").read_text()):
+            assert process.poll() is None and "died" not in said, said
             time.sleep(0.1)
         family = psutil.Process(process.pid).children(recursive=True)
         assert len(family) >= 4, "a Hub, a server of forks, an auxiliary peer, trainers"

@@ -24,6 +24,7 @@ from pipelines.features.publishing.repository.manifest import (
 )
 from pipelines.features.publishing.repository.run_bucket import newest_checkpoint
 from pipelines.features.publishing.repository.snapshot import RunSnapshot
+from pipelines.tools.pages.memory_calculator import calculator
 
 pytestmark = pytest.mark.slow
 
@@ -180,6 +181,17 @@ def test_a_run_state_that_is_none_is_named(here, tmp_path):
         here.upload_file(repo_id="org/strange-state", path_in_repo="run_state.json", path_or_fileobj=text.encode())
         with pytest.raises(ValueError, match=r"run_state\.json of org/strange-state has the epoch .*; expected"):
             RunSnapshot.read("org/strange-state").run_state  # noqa: B018
+
+
+def test_the_calculator_says_how_to_join_a_run_until_it_is_over(here, tmp_path, monkeypatch):
+    (folder := tmp_path / "run").mkdir()
+    published(here, "org/ended", folder, training_run=tiny_run(num_epochs=6).to_json(), run_state='{"epoch": 5}')
+    monkeypatch.setattr(calculator, "_minute", iter(range(9)).__next__)  # the Hub is read each time
+    given = calculator.CalculatorInput(repository="org/ended")
+    assert calculator.answer(given, first=None, run="").command.startswith("dalle-collab join org/ended --micro-batch")
+    here.upload_file(repo_id="org/ended", path_in_repo="run_state.json", path_or_fileobj=b'{"epoch": 6}')
+    said = "# The run is over. Draw with it:\ndalle-collab generate org/ended 'a caption'"
+    assert calculator.answer(given, first=None, run="").command == said
 
 
 def test_unsigned_weights_are_taken_as_large_as_the_models_parameters_can_be(here, tmp_path, monkeypatch):
