@@ -89,19 +89,22 @@ def test_volunteers_train_over_the_hub_alone_and_a_late_one_comes_to_the_same_bi
             process = stack.enter_context(start)
             return process, events, log
 
-        peers = {"wanda": join_on_a_foreign_system("wanda")}
-        process, events, log = peers["wanda"]
-        joined = partial(any_event, events, "joined")
-        wait_for(joined, "the first one", SECONDS, process=process, log=log)  # rounds wait until somebody contributes
-        peers["vera"] = join("vera")
+        peers = {}
+
+        def joined(name, start=join):
+            # The others wait meanwhile: a busy machine may take long to load libraries, and there are few rounds.
+            for process, _, _ in peers.values():
+                os.kill(process.pid, signal.SIGSTOP)
+            new, events, log = start(name)
+            wait_for(partial(any_event, events, "joined"), name, SECONDS, process=new, log=log)
+            for process, _, _ in peers.values():
+                os.kill(process.pid, signal.SIGCONT)
+            peers[name] = new, events, log
+
+        joined("wanda", join_on_a_foreign_system)  # rounds wait until somebody contributes
+        joined("vera")
         auxiliary.wait_until(lambda look: look["held_epoch"] >= 1, "the first round", SECONDS)
-        # The run waits for the late one, however long a busy machine lets her load libraries.
-        for process, _, _ in peers.values():
-            os.kill(process.pid, signal.SIGSTOP)
-        late_process, late_events, late_log = peers["xenia"] = join("xenia")
-        wait_for(partial(any_event, late_events, "joined"), "xenia", SECONDS, process=late_process, log=late_log)
-        for process, _, _ in peers.values():
-            os.kill(process.pid, signal.SIGCONT)
+        joined("xenia")
         for process, _, log in peers.values():
             assert process.wait(SECONDS) == 0, end_of(log)
         assert auxiliary.process.wait(SECONDS) == 0, auxiliary.log()
