@@ -40,9 +40,9 @@ test-core: $(STAMP)  ## Run the tests of the core alone: peers that train one th
 test-quick: $(STAMP)
 	$(VENV)/bin/python -m pytest -m "not slow" $(AT_ONCE) 3
 
-# The swarms first; slow tests fill the gaps at the end.
+# The swarms first; slow tests fill the gaps at the end. Their processes wait for clocks a fifth of the time.
 test-processes: $(STAMP)
-	$(VENV)/bin/python -m pytest -m "slow and not long" $(AT_ONCE) 3 $(AGAIN)
+	$(VENV)/bin/python -m pytest -m "slow and not long" $(AT_ONCE) 4 $(AGAIN)
 
 test-slow: $(STAMP)
 	$(VENV)/bin/python -m pytest -m "slow and not swarm and not long" $(AT_ONCE) 3 $(AGAIN)
