@@ -167,7 +167,8 @@ def show(repository: Run) -> None:
     from rich.table import Table
 
     from hub_tools.printing.consoles import open_console
-    from pipelines.features.publishing.metrics.history import condition_by, read_history
+    from pipelines.features.publishing.metrics.history import read_history
+    from pipelines.features.publishing.metrics.run_state import condition_by
     from pipelines.features.publishing.repository.snapshot import RunSnapshot
 
     snapshot = RunSnapshot.read(repository)

@@ -24,7 +24,7 @@ from hub_tools.run_files import METRICS_FOLDER, OLD_METRICS_FILE
 from pipelines.features.publishing.metrics.epoch_summary import EpochSummary
 from pipelines.features.publishing.metrics.evaluation.held_out_losses import LARGEST
 from pipelines.features.publishing.metrics.parquet_rows import read_rows, write_rows
-from pipelines.features.publishing.metrics.run_state import RunCondition, condition_of, published_facts
+from pipelines.features.publishing.metrics.run_state import RunCondition, condition_by
 from pipelines.features.publishing.metrics.stalls import usual_seconds
 from pipelines.features.publishing.repository.run_bucket import MAX_METRICS_BYTES, RunBucket
 from pipelines.features.publishing.repository.snapshot import RunSnapshot
@@ -207,13 +207,6 @@ def read_condition(snapshot: RunSnapshot, *, now: float) -> RunCondition:
         ValueError: what it has published is damaged.
     """
     return condition_by(snapshot, read_history(snapshot), now=now)
-
-
-def condition_by(snapshot: RunSnapshot, history: Sequence[Mapping[str, object]], *, now: float) -> RunCondition:
-    """Return the same by the run's history, which has been read."""
-    run, state = snapshot.run, snapshot.run_state
-    facts = published_facts(run, state["epoch"] if state else 0, history, None)
-    return condition_of(facts, snapshot.repository, task=run.task, now=now)
 
 
 def read_old_history(snapshot: RunSnapshot) -> list[dict[str, Any]]:

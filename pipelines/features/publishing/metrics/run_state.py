@@ -3,15 +3,18 @@
 `spaces/landing_page/scripts/run_state.js` decides the same in a browser; a test gives both the same facts.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hub_tools.counted import counted, duration
 from pipelines.core.run.finished import use_of_model
 from pipelines.core.run.training_run import TrainingRun
 from pipelines.features.publishing.metrics.stalls import STALL_FACTOR, is_stalled, usual_seconds
+
+if TYPE_CHECKING:
+    from pipelines.features.publishing.repository.snapshot import RunSnapshot
 
 PUBLISHED_SECONDS = 1800.0
 """How old published figures may be before a run counts as stalled: they are published every few minutes."""
@@ -93,6 +96,13 @@ def published_facts(run: TrainingRun | None, epoch: int, history: Sequence[Any],
         usual_seconds=usual_seconds(point["epoch_seconds"] for point in history),
         num_peers=num_peers,
     )
+
+
+def condition_by(snapshot: "RunSnapshot", history: Sequence[Mapping[str, object]], *, now: float) -> RunCondition:
+    """Return what a run is doing, by its history, which has been read; no history: as far as its checkpoints say."""
+    run, state = snapshot.run, snapshot.run_state
+    facts = published_facts(run, state["epoch"] if state else 0, history, None)
+    return condition_of(facts, snapshot.repository, task=run.task, now=now)
 
 
 _COMMANDS = {RunPhase.STALLED: "run check", RunPhase.UNREACHABLE: "doctor"}

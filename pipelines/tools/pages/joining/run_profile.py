@@ -18,12 +18,11 @@ from pipelines.features.bandwidth.estimate import round_bytes
 from pipelines.features.memory_estimate.estimate import estimate_training_memory
 from pipelines.features.memory_estimate.run_memory import run_settings, run_sizes
 from pipelines.features.publishing.metrics.history import (
-    condition_by,
     published_metrics,
     read_history_files,
     read_old_history,
 )
-from pipelines.features.publishing.metrics.run_state import RunCondition, RunFacts, condition_of
+from pipelines.features.publishing.metrics.run_state import RunCondition, RunFacts, condition_by, condition_of
 from pipelines.features.publishing.metrics.sample_gallery import read_index
 from pipelines.features.publishing.repository.snapshot import RunSnapshot
 from pipelines.tasks.text_to_image.generation.uploaded_picture import read_picture

@@ -24,7 +24,7 @@ from pipelines.features.memory_estimate.model_presets import MODEL_PRESETS, Mode
 from pipelines.features.memory_estimate.models.dalle_collab_compute import training_flops
 from pipelines.features.memory_estimate.run_memory import run_settings, run_sizes
 from pipelines.features.memory_estimate.settings import MemorySettings
-from pipelines.features.publishing.metrics.run_state import RunPhase, condition_of, published_facts
+from pipelines.features.publishing.metrics.run_state import RunPhase, condition_by
 from pipelines.features.publishing.repository.snapshot import RunSnapshot
 from pipelines.tools.pages.memory_calculator.fitting import (
     MemoryPreset,
@@ -306,9 +306,7 @@ def _sizes_on_hub(repository: str) -> ModelSizes:
 @lru_cache(maxsize=256)
 def _use_when_over(repository: str, minute: int) -> str:
     with contextlib.suppress(OSError, ValueError, httpx2.HTTPError):
-        snapshot = RunSnapshot.read(repository)
-        facts = published_facts(snapshot.run, (snapshot.run_state or {"epoch": 0})["epoch"], (), None)
-        condition = condition_of(facts, repository, task=snapshot.run.task, now=time.time())
+        condition = condition_by(RunSnapshot.read(repository), (), now=time.time())
         if condition.state is RunPhase.OVER:
             return f"# The run is over. {condition.advice}:\n{condition.command}"
     return ""
