@@ -22,15 +22,16 @@ ROOMS = {
     "core.swarm_time": "",
     "core.thread_choice": "",
     "core.torch_devices": "",
-    "core.admission": "core.child_watch hub_tools",
+    "core.named_features": "",
+    "core.admission": "core.child_watch core.named_features core.signing hub_tools",
     "core.signing": "hub_tools",
     "core.run": "core.admission hub_tools",
-    "core.swarm": "core.admission core.child_watch core.swarm_time hub_tools",
+    "core.swarm": "core.admission core.child_watch core.signing core.swarm_time hub_tools",
     "core.averaging": "core.admission core.child_watch core.equal_arithmetic core.swarm",
     "core.averaging.reduce": "core.equal_arithmetic core.run",
     "core.gradients": "core.run core.thread_choice core.torch_devices",
     "core.optimizers": "core.block_quantisation core.equal_arithmetic core.run",
-    "core.averaging.wire": "core.averaging.reduce core.block_quantisation core.run",
+    "core.averaging.wire": "core.averaging.reduce core.block_quantisation core.run core.signing",
     "core.state": "core.admission core.averaging core.optimizers core.signing core.swarm hub_tools",
     "core.epoch": (
         "core.admission core.averaging core.child_watch core.gradients core.optimizers core.run core.state core.swarm"
@@ -40,7 +41,7 @@ ROOMS = {
     ),
     "features.memory_estimate": "core.run hub_tools modeling_dalle_collab",
     "features.memory_estimate.models": "modeling_dalle_collab",
-    "features.admission_service": "core.admission hub_tools",
+    "features.admission_service": "core.admission core.signing core.swarm_time hub_tools",
     "features.held_out_loss": "core.run",
     "features.machine": "core.run core.swarm",
     "features.publishing.publishable_task": "core.run features.memory_estimate",
@@ -51,7 +52,8 @@ ROOMS = {
         "core.run core.signing core.swarm_time features.memory_estimate features.publishing.publishable_task hub_tools"
     ),
     "features.sparse": (
-        "core.admission core.averaging core.epoch core.equal_arithmetic core.gradients core.run core.state core.swarm"
+        "core.admission core.averaging core.epoch core.equal_arithmetic core.gradients core.run core.signing "
+        "core.state core.swarm"
     ),
     "features.ledger": (
         "core.gradients core.optimizers core.peer core.run core.signing core.state core.swarm hub_tools"

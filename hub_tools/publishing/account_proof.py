@@ -61,15 +61,6 @@ class HubAccount:
         """
         return str(self._described["name"])
 
-    @property
-    def may_only_read(self) -> bool:
-        """Whether the Hub says of the token that nothing can be changed with it."""
-        token = (self._described.get("auth") or {}).get("accessToken") or {}
-        if (fine := token.get("fineGrained")) is None or token.get("role") != "fineGrained":
-            return token.get("role") == "read"
-        scopes = [fine.get("global", ()), *(scope.get("permissions", ()) for scope in fine.get("scoped", ()))]
-        return all(str(right).endswith(".read") for rights in scopes for right in rights)
-
     def place(self, name: str) -> None:
         """Put a file of this name into the account's public repository, once; create the repository if need be.
 

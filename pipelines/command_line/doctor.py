@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from pipelines.command_line.terminal.setting_options import Announce, Device, Host, IdentityFile, Run, TokenHost
+from pipelines.command_line.terminal.setting_options import Announce, Device, Host, IdentityFile, Run
 
 
 def doctor(
@@ -20,7 +20,6 @@ def doctor(
     host: Host = None,
     announce: Announce = None,
     identity_file: IdentityFile = None,
-    send_token_to: TokenHost = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with code 4 on warnings.")] = False,
     events: Annotated[Path | None, typer.Option(help="Append one JSON line per finding to this file.")] = None,
@@ -53,7 +52,6 @@ def doctor(
         announce_addresses=tuple(announce or ()),
         client_mode=client_mode,
         identity_file=identity_file,
-        token_host=send_token_to,
         bandwidth_limit_mbit=bandwidth_limit,
     )
     size = number_or_auto("--micro-batch-size", micro_batch_size)

@@ -65,7 +65,6 @@ def join(
     host: shared.Host = None,
     announce: shared.Announce = None,
     identity_file: shared.IdentityFile = None,
-    send_token_to: shared.TokenHost = None,
     startup_timeout: shared.StartupTimeout = 90.0,
     events: Annotated[
         Path | None,
@@ -123,7 +122,6 @@ def join(
         client_mode=client_mode,
         use_relay=relay,
         identity_file=identity_file,
-        token_host=send_token_to,
         bandwidth_limit_mbit=bandwidth_limit,
         startup_timeout_seconds=startup_timeout,
     )

@@ -36,7 +36,6 @@ def serve(
     host: shared.Host = None,
     announce: shared.Announce = None,
     identity_file: shared.IdentityFile = None,
-    send_token_to: shared.TokenHost = None,
     cpu_threads: Annotated[int | None, typer.Option(help="Threads for computing; default: all cores.")] = None,
     max_hours: shared.MaxHours = None,
     checkpoint_seconds: Annotated[float, typer.Option(help="Seconds between checks for a newer checkpoint.")] = 60.0,
@@ -75,7 +74,6 @@ def serve(
         announce_addresses=tuple(announce or ()),
         use_relay=relay,
         identity_file=identity_file,
-        token_host=send_token_to,
         bandwidth_limit_mbit=bandwidth_limit,
         startup_timeout_seconds=startup_timeout,
     )

@@ -7,13 +7,14 @@ import time
 
 import httpx2
 import pytest
-from admission_material import body_of as body
-from admission_material import edit_lists, publish_run, signed_request
+from admission_material import body_of, edit_lists, proven_request, publish_run
+from huggingface_hub import HfApi
 from published_runs import command_environment, interrupt, started_command, the_line
 from swarm_of_processes import tiny_run
 
+from hub_tools.publishing.account_proof import HubAccount
 from pipelines.command_line.terminal.entry_words import who_may_join
-from pipelines.core.admission.tokens import TokenCheck, public_text
+from pipelines.core.admission.tokens import TokenCheck
 from pipelines.core.run.training_run import TrainingRun
 from pipelines.features.admission_service.server import load_or_create_key
 
@@ -46,9 +47,9 @@ def test_the_service_announces_itself_admits_members_and_ends_with_ctrl_c(hub, c
         announced = settings()
         assert announced.who_may_draw == "everybody"
         assert key_file.stat().st_mode & 0o777 == 0o600
-        assert announced.authorization_key == public_text(load_or_create_key(key_file))
+        assert announced.authorization_key == load_or_create_key(key_file).public
         check = TokenCheck("run", announced.authorization_key)
-        answer = ask(announced.authorization_service, hub.alice_token)
+        answer = ask(announced.authorization_service, hub, announced.authorization_key)
         assert check.check(answer["token"], time.time()).username == "alice"
 
         # A volunteer who may not join reads it in one line, before any peer is started.
@@ -74,9 +75,9 @@ def test_the_service_announces_itself_admits_members_and_ends_with_ctrl_c(hub, c
     assert f"admitted by {announced.authorization_service}" in who_may_join(announced, name)
 
 
-def ask(address, hub_token):
-    headers = {"Authorization": f"Bearer {hub_token}"}
-    return httpx2.post(f"{address}/token", json=body(signed_request()), headers=headers, timeout=60).json()
+def ask(address, hub, authority_key):
+    account = HubAccount(HfApi(endpoint=hub.endpoint, token=hub.alice_token))
+    return httpx2.post(f"{address}/token", json=body_of(proven_request(account, authority_key)), timeout=60).json()
 
 
 @pytest.mark.parametrize(
@@ -132,8 +133,8 @@ def test_the_service_runs_as_a_space_where_the_project_is_not_installed(hub, com
     try:
         assert process.stdout.readline().strip() == "Serving org/space-run."
         described = httpx2.get(f"http://127.0.0.1:{port}/", timeout=60).json()
-        assert described["authorization_key"] == public_text(load_or_create_key(key_file))
-        token = ask(f"http://127.0.0.1:{port}", hub.alice_token)["token"]
+        assert described["authorization_key"] == load_or_create_key(key_file).public
+        token = ask(f"http://127.0.0.1:{port}", hub, described["authorization_key"])["token"]
         check = TokenCheck("run", described["authorization_key"])
         assert check.check(token, time.time()).username == "alice"
     finally:

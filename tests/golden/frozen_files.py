@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
-from cryptography.hazmat.primitives import serialization
 from frozen_protocol import fixed_key
 from frozen_training import digest_of, in_numbers
 from parts import (
@@ -30,7 +29,7 @@ LONGEST_TEXT = 3000
 MASK = "(varies)"
 VARYING_FIELDS = {
     "training_run.json": ("dataset_revision", "organiser_key", "package_version", "required_versions"),
-    "publisher_keys.json": ("added_at", "signature"),
+    "publisher_keys.json": ("added_at", "key", "signature"),
     "entries.json": ("time", "signature"),
     "checkpoint_manifest.json": (
         *("dataset_revision", "package_version", "parent_commit", "parent_manifest", "sha256", "size", "tensors"),
@@ -74,9 +73,7 @@ def published_files(hub: LocalHub, folder: Path) -> dict[str, Any]:
 
 
 def _save_fixed_key(path: Path) -> None:
-    path.parent.mkdir(parents=True)
-    pkcs8, unprotected = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    path.write_bytes(fixed_key().private_bytes(serialization.Encoding.PEM, pkcs8, unprotected))
+    fixed_key().save(path)
 
 
 def _names(folder: Path) -> list[str]:

@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import hashlib
+import json
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +24,6 @@ from parts import (
     Admission,
     AdmissionGate,
     AdmissionRecords,
-    AdmissionRequest,
     Announcement,
     AuxiliaryStatus,
     DialBack,
@@ -33,6 +33,7 @@ from parts import (
     PeerIntroduction,
     PeerMetrics,
     PublisherKey,
+    RsaKey,
     ServerList,
     StateManifest,
     StateRecord,
@@ -40,20 +41,26 @@ from parts import (
     SwarmDHT,
     SwarmRecords,
     TokenCheck,
+    WeighedInput,
     access_token,
     admission_config_of,
+    answer_statement,
+    binding,
     candidacy,
     handler_name,
     initial_model,
-    issue_token,
     manifest_request,
+    part_statement,
     peer_admission,
-    public_text,
     receipt_statement,
     reduction_of,
+    signed_bytes,
+    signed_record,
+    statement_of,
     suspect_record,
     tensors_request,
     tiny_run,
+    token_of,
 )
 
 from hub_tools.publishing.account_proof import HubAccount
@@ -62,11 +69,14 @@ SECONDS = 60.0
 EPOCH = 7
 DIGEST = "ab" * 32
 PEER_ID = bytes.fromhex("1220" + DIGEST)
+_MODULUS = b"\x80" + bytes(254) + b"\1"
+RECORD_KEY = "ssh-rsa " + base64.b64encode(b"\0\0\0\7ssh-rsa\0\0\0\3\1\0\1\0\0\1\1\0" + _MODULUS).decode()
+"""As one looks; nobody has its private half."""
 
 
-def fixed_key() -> Ed25519PrivateKey:
+def fixed_key() -> PublisherKey:
     """Return a key that signs the same thing in the same way every time."""
-    return Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
+    return PublisherKey(Ed25519PrivateKey.from_private_bytes(bytes(range(32))))
 
 
 class NotingDHT(SwarmDHT):
@@ -206,25 +216,27 @@ def _form(schema: dict[str, Any]) -> Any:
 
 
 def _admission(**values: Any) -> Admission:
-    return Admission(username="ann", run_id=RUN_ID, peer_id=PEER_ID.hex(), confirmed_at=1.0, **values)
+    key = fixed_key().public
+    return Admission(username="ann", run_id=RUN_ID, peer_id=PEER_ID.hex(), confirmed_at=1.0, key=key, **values)
 
 
 def _group_proof() -> dict[str, Any]:
     """Return the form of what an admitted peer shows a group, whose signature is checked by the plain formula."""
-    key = public_text(fixed_key())
+    key = fixed_key().public
     run = tiny_run(run_id=RUN_ID, authorization_service="https://authority.example", authorization_key=key)
     peer = peer_admission(
-        admission_config_of(run, "org/golden"), rsa.generate_private_key(65537, 2048), HubAccount(HfApi())
+        admission_config_of(run, "org/golden"), RsaKey(rsa.generate_private_key(65537, 2048)), HubAccount(HfApi())
     )
     public_key = peer.record_key.get_public_key()
-    token = issue_token(_admission(record_key=public_key.to_bytes().decode(), expires_at=1e11), fixed_key())
+    token = token_of(_admission(record_key=public_key.to_bytes().decode(), expires_at=1e11), fixed_key())
     peer._token.write(token)
     fields, dumps = [1.0, 0, b"data"], MSGPackSerializer.dumps
     proof = AdmissionGate(peer, "prefix", SECONDS).prove(dumps(fields), PeerID(PEER_ID))
     *shown, time, signature = MSGPackSerializer.loads(proof)
-    signed = [b"dalle-collab group 1", "prefix", PEER_ID, time, hashlib.sha256(dumps(fields)).digest()]
+    digest = hashlib.sha256(dumps(fields)).hexdigest()
+    signed = json.dumps(["prefix", PEER_ID.hex(), time, digest], separators=(",", ":"))
     return dict(
-        is_signed=public_key.verify(dumps(signed), signature),
+        is_signed=public_key.verify(b"dalle-collab 2 group\0" + signed.encode(), signature),
         fields=["token" if part == token else repr(part) for part in shown] + [type(time).__name__, "signature"],
         shows_token_as_username=access_token(peer).username == token,
         shows_record_key=access_token(peer).public_key == public_key.to_bytes(),
@@ -233,27 +245,28 @@ def _group_proof() -> dict[str, Any]:
 
 def _texts() -> dict[str, str]:
     """Return what peers sign and send each other as text, made of fixed values."""
-    admission = _admission(record_key="key", expires_at=2.0)
-    request = AdmissionRequest(run_id=RUN_ID, peer_key="peer", record_key="record", time=1.5)
-    organiser = PublisherKey(fixed_key())
-    keys = KeyList(serial=3).adding(organiser.public, ROLES, now=1).revoking(organiser.public, now=2).keeping(DIGEST)
+    key = fixed_key()
+    token = token_of(_admission(record_key=RECORD_KEY, expires_at=2.0), key)
+    keys = KeyList(serial=3).adding(key.public, ROLES, now=1).revoking(key.public, now=2).keeping(DIGEST)
     manifest = StateManifest(swarm_id=RUN_ID, epoch=EPOCH, tensors=(("parameter.0", "float32 (2, 3)", DIGEST),))
+    anchor = signed_record(key, RUN_ID, epoch=EPOCH, digest=DIGEST, roster=["0" * 16], returns=False, time=1.5)
+    peer, digest = PeerID(PEER_ID), bytes.fromhex(DIGEST)
+    used = WeighedInput(sender=peer, declared=32.0, weight=16.5, digest=digest)
     return dict(
-        admission_request=request.signed_bytes().decode(),
-        admission_claims=_claims(issue_token(admission, fixed_key())),
-        admission_token=hashlib.sha256(issue_token(admission, fixed_key()).encode()).hexdigest(),
-        candidacy=candidacy(PublisherKey(fixed_key()), RUN_ID, b"owner").proof,
-        publisher_keys=keys.signed(organiser, RUN_ID),
+        admission_token=token,
+        keys_of_a_peer=binding(RUN_ID, RECORD_KEY, RECORD_KEY, 1.5).decode(),
+        anything=signed_bytes("purpose", "é", b"\x01", 1, 1.0, [None, True]).decode(),
+        candidacy=candidacy(key, RUN_ID, b"owner").proof,
+        publisher_keys=keys.signed(key, RUN_ID),
+        part=part_statement(b"group", peer, peer, 3, 32, digest).decode(),
+        answer=answer_statement(b"group", peer, 3, b"average", [used]).decode(),
+        anchor=statement_of(anchor, RUN_ID).decode(),
+        anchor_signature=anchor.signature,
         state_manifest=manifest.encode().decode(),
         state_digest=manifest.digest,
         state_service=handler_name(RUN_ID, SERVICE),
         manifest_request=manifest_request(DIGEST),
         tensors_request=tensors_request(DIGEST, [0, 2]),
         announcement=Announcement.of(b"contribution", {PeerID(PEER_ID): 32.0}).encode().hex(),
-        receipt=receipt_statement(PeerID(PEER_ID), bytes.fromhex(DIGEST), EPOCH).hex(),
+        receipt=receipt_statement(peer, digest, EPOCH).decode(),
     )
-
-
-def _claims(token: str) -> str:
-    claims = token.partition(".")[0]
-    return base64.urlsafe_b64decode(claims + "=" * (-len(claims) % 4)).decode()

@@ -19,18 +19,23 @@ from pipelines.core.admission.averaging_gate import AdmissionGate
 from pipelines.core.admission.client import peer_admission
 from pipelines.core.admission.dht_gate import SwarmDHT, access_token
 from pipelines.core.admission.record_owners import AdmissionRecords
-from pipelines.core.admission.tokens import Admission, AdmissionRequest, TokenCheck, issue_token, public_text
+from pipelines.core.admission.tokens import Admission, TokenCheck, token_of
 from pipelines.core.averaging.group.matchmaking import PacedKeyManager
 from pipelines.core.averaging.reduce.reducer import RobustPartReducer
 from pipelines.core.averaging.reduce.robust_aggregation import AggregationRule
 from pipelines.core.averaging.reduce.suspects import Misbehaviour, Suspect
 from pipelines.core.averaging.wire.codec import averaging_compression, read_part
+from pipelines.core.averaging.wire.signed_answers import WeighedInput, answer_statement
+from pipelines.core.averaging.wire.signed_inputs import part_statement
 from pipelines.core.epoch.assembly import make_optimizer
 from pipelines.core.epoch.reduction import reduction_of
 from pipelines.core.peer.training_peer import suspect_record
 from pipelines.core.run.admission_config import admission_config_of
 from pipelines.core.run.sections import AGGREGATION_RULES, AVERAGING_COMPRESSIONS
 from pipelines.core.signing.publisher_keys import PublisherKey
+from pipelines.core.signing.rsa_keys import RsaKey
+from pipelines.core.signing.signed_statement import signed_bytes
+from pipelines.core.state.anchors import signed_record, statement_of
 from pipelines.core.state.digest import StateManifest
 from pipelines.core.state.download import manifest_request, tensors_request
 from pipelines.core.state.exchange import SERVICE
@@ -38,6 +43,7 @@ from pipelines.core.swarm.dial_back import DialBack
 from pipelines.core.swarm.peer_records import AuxiliaryStatus, PeerIntroduction, PeerMetrics, StateRecord
 from pipelines.core.swarm.records import SwarmRecords
 from pipelines.core.swarm.streams.server import handler_name
+from pipelines.features.admission_service.requests import binding
 from pipelines.features.all_records import ALL_RECORDS
 from pipelines.features.publishing.auxiliary.auxiliary_options import AuxiliaryOptions
 from pipelines.features.publishing.auxiliary.publishing.publisher_election import candidacy

@@ -1,7 +1,7 @@
 """Keys, requests and the real service for the tests of admission; run as a program it is that service."""
 
-import base64
 import contextlib
+import dataclasses
 import json
 import logging
 import os
@@ -14,54 +14,56 @@ from functools import cache
 from pathlib import Path
 
 import httpx2
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import ed25519, rsa
+from cryptography.hazmat.primitives.asymmetric import rsa
 from huggingface_hub import HfApi
 
 from hub_tools.endpoint import prepare_hub_client
 from hub_tools.local_hub import LocalHub
 from hub_tools.processes.child_process import ChildProcess
-from pipelines.core.admission.tokens import Admission, AdmissionRequest, peer_id_of, sign_request
+from hub_tools.publishing.account_proof import HubAccount
+from pipelines.core.admission.tokens import Admission
 from pipelines.core.run.training_run import TrainingRun
+from pipelines.core.signing.publisher_keys import PublisherKey
+from pipelines.core.signing.rsa_keys import RsaKey, peer_id_of
+from pipelines.core.signing.signed_statement import signed_text
+from pipelines.features.admission_service.requests import AdmissionRequest, proof_name, request_of
+
+AUTHORITY = PublisherKey.generate()
 
 
 @cache
-def rsa_key(name: str) -> rsa.RSAPrivateKey:
+def rsa_key(name: str) -> RsaKey:
     """Return a key that stays the same for a name within one process."""
-    return rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    return RsaKey(rsa.generate_private_key(public_exponent=65537, key_size=2048))
 
 
-def der(key: rsa.RSAPrivateKey) -> bytes:
-    return key.public_key().public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+def peer_id(name: str) -> bytes:
+    return peer_id_of(rsa_key(name).public)
 
 
-def ssh(key: rsa.RSAPrivateKey) -> str:
-    return key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH).decode()
+def request_for(
+    run_id: str = "run", peer: str = "peer", username: str = "alice", moment: float | None = None, **changes: object
+) -> AdmissionRequest:
+    """Return a request that is right but for the given changes."""
+    keys, now = (rsa_key(peer), rsa_key("record")), time.time() if moment is None else moment
+    return dataclasses.replace(request_of(run_id, *keys, time=now, username=username), **changes)
 
 
-def unsigned_request(**changes: object) -> AdmissionRequest:
-    values = dict(
-        run_id="run", peer_key=base64.b64encode(der(rsa_key("peer"))).decode(), record_key=ssh(rsa_key("record")),
-        time=time.time(),
-    )  # fmt: skip
-    return AdmissionRequest(**(values | changes))
-
-
-def signed_request(**changes: object) -> AdmissionRequest:
-    """Return a request that is right but for the given changes, which are signed too."""
-    return sign_request(unsigned_request(**changes), rsa_key("peer"), rsa_key("record"))
+def proven_request(account: HubAccount, authority_key: str, **changes: object) -> AdmissionRequest:
+    """Return a request of the account's user, whose proof is on the Hub."""
+    request = request_for(username=account.username, **changes)
+    account.place(proof_name(request, authority_key))
+    return request
 
 
 def body_of(request: AdmissionRequest) -> dict[str, object]:
-    names = ("run_id", "peer_key", "record_key", "time", "peer_signature", "record_signature", "token")
-    proof = {name: value for name in ("username", "nonce", "proof_expires_at") if (value := getattr(request, name))}
-    return {name: getattr(request, name) for name in names} | proof
+    return json.loads(signed_text(request, rsa_key("record")))
 
 
 def admission(now: float, **changes: object) -> Admission:
     values = dict(
-        username="alice", run_id="run", peer_id=peer_id_of(der(rsa_key("peer"))).hex(),
-        record_key=ssh(rsa_key("record")), expires_at=now + 60.0, confirmed_at=now,
+        username="alice", run_id="run", peer_id=peer_id("peer").hex(), record_key=rsa_key("record").public,
+        expires_at=now + 60.0, confirmed_at=now, key=AUTHORITY.public,
     )  # fmt: skip
     return Admission(**(values | changes))
 
@@ -71,14 +73,22 @@ class RunningService:
     """The real service as a process of its own, which logs everything down to DEBUG."""
 
     address: str
-    key: ed25519.Ed25519PrivateKey = field(repr=False)
+    key: PublisherKey = field(repr=False)
     log_file: Path
     process: subprocess.Popen
+    endpoint: str
+    """Of the Hub."""
 
-    def ask(self, token: str | None, request: AdmissionRequest) -> httpx2.Response:
-        """Ask for admission as the user with a Hub token."""
-        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-        return httpx2.post(f"{self.address}/token", json=body_of(request), headers=headers, timeout=60)
+    accounts: dict[str, HubAccount] = field(default_factory=dict, repr=False)
+
+    def ask(self, request: AdmissionRequest) -> httpx2.Response:
+        """Ask for admission, whether or not the Hub has a proof of the user."""
+        return httpx2.post(f"{self.address}/token", json=body_of(request), timeout=60)
+
+    def ask_as(self, hub_token: str, **changes: object) -> httpx2.Response:
+        """Ask for admission as the user with a Hub token, having placed the proof."""
+        account = self.accounts.setdefault(hub_token, HubAccount(HfApi(endpoint=self.endpoint, token=hub_token)))
+        return self.ask(proven_request(account, self.key.public, **changes))
 
     def log(self) -> str:
         return self.log_file.read_text(encoding="utf-8")
@@ -106,7 +116,7 @@ def running_service(
         address = process.stdout.readline().strip()
         assert address, (folder / "service.log").read_text(encoding="utf-8")
         try:
-            yield RunningService(address, key, folder / "service.log", process)
+            yield RunningService(address, key, folder / "service.log", process, hub.endpoint)
         finally:
             process.end(60)
 

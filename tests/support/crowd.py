@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from running_programs import ready_program
 
 if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric import rsa
+    from pipelines.core.signing.rsa_keys import RsaKey
 
 EPOCH = 1200
 NUM_IDENTITIES = 8
@@ -43,7 +43,7 @@ class _Member:
         from hivemind.dht.crypto import RSASignatureValidator
         from hivemind.utils.crypto import RSAPrivateKey
 
-        from pipelines.core.admission.tokens import der_of, peer_id_of
+        from pipelines.core.signing.rsa_keys import peer_id_of
 
         private_key = RSAPrivateKey()
         self.signature = RSASignatureValidator(private_key)
@@ -58,7 +58,7 @@ class _Member:
         )
         self.records = dict(
             progress=dict(
-                peer_id=peer_id_of(der_of(self.identity)), epoch=EPOCH, samples_accumulated=chance.randrange(100),
+                peer_id=peer_id_of(self.identity.public), epoch=EPOCH, samples_accumulated=chance.randrange(100),
                 samples_per_second=speed, client_mode=who["client_mode"],
             ),
             introductions=dict(who, device=chance.choice(("NVIDIA T4", "NVIDIA RTX 4090", "CPU, 8 threads"))),
@@ -72,17 +72,19 @@ class _Member:
 
     def token(self, swarm_id: str, now: float, expires: float) -> str:
         """Return the token that ties the member's records to its identity."""
-        from pipelines.core.admission.tokens import own_admission, self_signed_token
+        from pipelines.core.admission.tokens import own_admission, token_of
 
         admission = own_admission(swarm_id, self.identity, self.record_key, now=now, expires_at=expires)
-        return self_signed_token(admission, self.identity)
+        return token_of(admission, self.identity)
 
 
 @cache
-def _identity(number: int) -> "rsa.RSAPrivateKey":
+def _identity(number: int) -> "RsaKey":
     from cryptography.hazmat.primitives.asymmetric import rsa
 
-    return rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    from pipelines.core.signing.rsa_keys import RsaKey
+
+    return RsaKey(rsa.generate_private_key(public_exponent=65537, key_size=2048))
 
 
 def main(swarm_id: str, num_peers: int, lifetime_seconds: float) -> None:

@@ -6,13 +6,13 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import torch
-from admission_material import rsa_key
+from admission_material import peer_id, rsa_key
 from hivemind.compression import CompressionInfo, Float16Compression, NoCompression
 from hivemind.p2p import PeerID
 from hivemind.utils.crypto import RSAPrivateKey
 
 from pipelines.core.admission.averaging_gate import AdmissionGate, GroupSignatures
-from pipelines.core.admission.tokens import TokenCheck, der_of, own_admission, peer_id_of, self_signed_token
+from pipelines.core.admission.tokens import TokenCheck, own_admission, token_of
 from pipelines.core.averaging.checks import PartForm, RoundTerms
 from pipelines.core.averaging.reduce.robust_aggregation import AggregationRule, aggregate, bounded_weights
 from pipelines.core.averaging.wire.codec import Blockwise8BitCodec
@@ -41,11 +41,9 @@ class Member:
     def __init__(self, name: str, now: float = 0.0) -> None:
         peer_key, self.record_key = rsa_key(name), RSAPrivateKey()
         record_key = self.record_key.get_public_key().to_bytes().decode()
-        self.peer_id = PeerID(peer_id_of(der_of(peer_key)))
+        self.peer_id = PeerID(peer_id(name))
         # Long expired: what is signed stays signed.
-        self.token = self_signed_token(
-            own_admission("run", peer_key, record_key, now=now, expires_at=now + 1), peer_key
-        )
+        self.token = token_of(own_admission("run", peer_key, record_key, now=now, expires_at=now + 1), peer_key)
 
 
 MEMBERS = {name: Member(name) for name in NAMES}

@@ -19,7 +19,6 @@ def assist(
     host: shared.Host = None,
     announce: shared.Announce = None,
     identity_file: shared.IdentityFile = None,
-    send_token_to: shared.TokenHost = None,
     state_folder: Annotated[
         Path | None, typer.Option(help="Signing key, queued checkpoints, metrics; default: next to the Hub's cache.")
     ] = None,
@@ -88,7 +87,6 @@ def assist(
         host_addresses=tuple(host or NetworkOptions.host_addresses),
         announce_addresses=tuple(announce or ()),
         identity_file=identity_file,
-        token_host=send_token_to,
         startup_timeout_seconds=startup_timeout,
     )
     evaluation = _evaluation_options(

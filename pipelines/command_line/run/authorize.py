@@ -99,7 +99,6 @@ def _serve(
     from huggingface_hub import HfApi
 
     from pipelines.core.admission.settings import check_service_address
-    from pipelines.core.admission.tokens import public_text
     from pipelines.features.admission_service.server import load_or_create_key, open_service, serve_admission
     from pipelines.features.publishing.repository.announcements import announce_admission
     from pipelines.features.publishing.repository.snapshot import RunSnapshot
@@ -110,7 +109,7 @@ def _serve(
 
     def announce(address: str) -> None:
         announced = (public_address or address).rstrip("/")
-        announce_admission(repository, announced, public_text(service.key), drawing)
+        announce_admission(repository, announced, service.key.public, drawing)
         typer.echo(f"Admitting peers to {repository} at {announced}. Ctrl-C stops it; peers then stay for a while.")
 
     with tempfile.TemporaryDirectory(prefix="dalle-collab-authorize-") as cache:
@@ -125,7 +124,6 @@ def _serve(
 def _write_space(
     repository: str, public_address: str | None, key_file: Path, folder: Path, drawing: str | None
 ) -> None:
-    from pipelines.core.admission.tokens import public_text
     from pipelines.features.admission_service.server import load_or_create_key
     from pipelines.features.admission_service.space import write_admission_space
     from pipelines.features.publishing.repository.announcements import announce_admission
@@ -137,6 +135,6 @@ def _write_space(
     _check_has_swarm(repository)
     key = load_or_create_key(key_file)
     write_admission_space(repository, folder)
-    announce_admission(repository, public_address.rstrip("/"), public_text(key), drawing)
+    announce_admission(repository, public_address.rstrip("/"), key.public, drawing)
     typer.echo(f"Wrote {folder}. Publish it: hub-tools publish folder {folder} my-org/door --type space")
     typer.echo(f"Then set its secret AUTHORIZATION_KEY to the one line of {key_file}.")

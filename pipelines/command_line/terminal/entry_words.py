@@ -13,7 +13,6 @@ HAS_NO_EFFECT_OVER_HUB = {
     "use_relay": "--relay",
     "bandwidth_limit_mbit": "--bandwidth-limit",
     "identity_file": "--identity-file",
-    "token_host": "--send-token-to",
     "startup_timeout_seconds": "--startup-timeout",
 }
 

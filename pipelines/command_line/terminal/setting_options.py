@@ -81,14 +81,6 @@ Host = Annotated[list[str] | None, typer.Option(help="Multiaddress to listen on;
 Announce = Annotated[list[str] | None, typer.Option(help="Multiaddress to announce (port forwarding).", **NETWORK)]
 IdentityFile = Annotated[Path | None, typer.Option(help="Key file for a stable peer ID; made if missing.", **NETWORK)]
 StartupTimeout = Annotated[float, typer.Option(help="Seconds for the libp2p daemon to start.", **NETWORK)]
-TokenHost = Annotated[
-    str | None,
-    typer.Option(
-        metavar="HOST",
-        help="Show the Hub token, if it can only read, to the admission service at HOST, of an older version.",
-        **NETWORK,
-    ),
-]
 
 Compare = Annotated[
     str | None, typer.Option(metavar="ORG/RUN", help="Measure this one too, on the same prompts and seeds.")

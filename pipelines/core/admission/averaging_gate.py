@@ -9,7 +9,6 @@ both sides show their tokens.
 
 import asyncio
 import contextlib
-import functools
 import hashlib
 import inspect
 import logging
@@ -26,17 +25,17 @@ from hivemind.p2p.servicer import StubBase
 from hivemind.proto import auth_pb2, averaging_pb2
 from hivemind.utils import get_dht_time
 from hivemind.utils.asyncio import achain, as_aiter
-from hivemind.utils.crypto import RSAPublicKey
 from hivemind.utils.serializer import MSGPackSerializer
 
 from pipelines.core.admission.client import PeerAdmission
 from pipelines.core.admission.dht_gate import access_token
 from pipelines.core.admission.record_owners import key_of
 from pipelines.core.admission.tokens import Admission, TokenRefusedError
+from pipelines.core.signing.publisher_keys import is_signed_by
+from pipelines.core.signing.signed_statement import signed_bytes
 
 logger = logging.getLogger(__name__)
 
-GROUP_DOMAIN = b"dalle-collab group 1"
 NUM_FIELDS = 3
 """hivemind's own part of a group's data: bandwidth, mode, the user's data."""
 
@@ -72,7 +71,7 @@ class AdmissionGate:
         admission = self.check(token, peer_id)
         if not abs(get_dht_time() - time) < self._seconds_valid:
             raise TokenRefusedError(f"The signature of {admission.username} has the wrong time.")
-        if not _public_key(admission.record_key).verify(self._signed(fields, peer_id, time), signature):
+        if not is_signed_by(admission.record_key, self._signed(fields, peer_id, time), signature):
             raise TokenRefusedError(f"{admission.username} has not signed its data for the group.")
         return MSGPackSerializer.dumps(fields)
 
@@ -99,19 +98,14 @@ class AdmissionGate:
         """Tell whether the record key in a peer's token has signed this, also after the token has expired."""
         try:
             admission = self.admission.check.check(token, -math.inf, peer_id=peer_id.to_bytes())
-            return _public_key(admission.record_key).verify(statement, signature)
+            return is_signed_by(admission.record_key, statement, signature)
         except TokenRefusedError:
             return False
 
     def _signed(self, fields: list[object], peer_id: PeerID, time: float) -> bytes:
         # Only the prefix of a group's key is fixed: its bits may change between the request and the round.
         digest = hashlib.sha256(MSGPackSerializer.dumps(fields)).digest()
-        return MSGPackSerializer.dumps([GROUP_DOMAIN, self._prefix, peer_id.to_bytes(), time, digest])
-
-
-@functools.lru_cache(maxsize=256)
-def _public_key(text: str) -> RSAPublicKey:
-    return RSAPublicKey.from_bytes(text.encode())
+        return signed_bytes("group", self._prefix, peer_id.to_bytes(), time, digest)
 
 
 @dataclass(frozen=True, kw_only=True)

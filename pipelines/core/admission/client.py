@@ -4,51 +4,33 @@ The trainer's process asks the service, in a thread; the DHT's and the averagers
 read the newest token from shared memory. So hivemind never waits for a web server.
 """
 
-import base64
 import contextlib
 import ctypes
 import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator
 from multiprocessing.sharedctypes import RawArray, RawValue
 from pathlib import Path
 from typing import Protocol
-from urllib.parse import urlsplit
 
-import httpx2
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import rsa
 from hivemind.utils import get_dht_time
 from hivemind.utils.crypto import RSAPrivateKey
 from huggingface_hub import HfApi
 
-from hub_tools.checks import is_number
-from hub_tools.hub_client import request_json
-from hub_tools.printing.printable import one_line
-from hub_tools.publishing.account_proof import HUB_ERRORS, PROOF_REPOSITORY, HubAccount, NoRightsError
+from hub_tools.publishing.account_proof import HubAccount
 from pipelines.core.admission.identity import existing_identity_file, read_identity
-from pipelines.core.admission.settings import AdmissionConfig, is_on_this_machine
-from pipelines.core.admission.tokens import (
-    MAX_TOKEN_CHARACTERS,
-    AdmissionRequest,
-    TokenCheck,
-    TokenRefusedError,
-    der_of,
-    own_admission,
-    peer_id_of,
-    proof_expiry,
-    proof_name,
-    proof_nonce,
-    self_signed_token,
-    sign_request,
-)
+from pipelines.core.admission.settings import AdmissionConfig
+from pipelines.core.admission.tokens import MAX_TOKEN_CHARACTERS, TokenCheck, own_admission, token_of
+from pipelines.core.named_features import named_feature
+from pipelines.core.signing.rsa_keys import RsaKey
 
 logger = logging.getLogger(__name__)
 
-REQUEST_TIMEOUT_SECONDS = 30.0
+SERVICE_TOKENS = "pipelines.features.admission_service.tokens_of_service:ServiceTokens"
+"""What issues the tokens of a run that is not open."""
+
 SECONDS_TO_TRY_AT_START = 45.0
 SELF_SIGNED_SECONDS = 600.0
 """Lifetime of a self-signed token: as long it takes room in the DHT after its peer has left."""
@@ -191,136 +173,10 @@ class PeerAdmission:
         return lifetime
 
 
-class ServiceTokens:
-    """Tokens of the run's admission service, which is shown a proof of the account and never its token.
-
-    A service of an old version asks for the Hub token itself. Only the host `token_host`, which the user has named, is
-    sent it: encrypted, and if nothing can be changed with it.
-    """
-
-    def __init__(
-        self,
-        admission_config: AdmissionConfig,
-        peer_key: rsa.RSAPrivateKey,
-        account: HubAccount,
-        check: TokenCheck,
-        token_host: str | None,
-    ) -> None:
-        self._check, self._peer_key, self._account, self._token_host = check, peer_key, account, token_host
-        self._service, self._repository = admission_config.service_address, admission_config.repository
-
-    def issue(self, old: str) -> tuple[str, float]:
-        """See `TokenIssuer`; the token is checked."""
-        peer_der, request = der_of(self._peer_key), self._signed_request(old)
-        answer = self._admitted(request)
-        token, lifetime = answer.get("token"), answer.get("lifetime_seconds")
-        if not isinstance(token, str) or not is_number(lifetime) or not 0 < lifetime < 1e8:
-            raise AdmissionUnreachableError(f"What answers at {self._service} is not an admission service.")
-        try:
-            self._check.check(
-                token, get_dht_time(), peer_id=peer_id_of(peer_der), record_key=request.record_key.encode()
-            )
-        except TokenRefusedError as error:
-            raise AdmissionRefusedError(
-                f"The admission service at {self._service} issues tokens that do not admit to {self._repository}: "
-                f"{error} Set your clock (sudo timedatectl set-ntp true); if it is correct, the service's key is not "
-                "the one that the run announces, and its organiser must restart it: "
-                f"dalle-collab run authorize {self._repository}"
-            ) from error
-        return token, float(lifetime)
-
-    def _signed_request(self, old: str) -> AdmissionRequest:
-        record_key, run_id, expires_at = RSAPrivateKey.process_wide(), self._check.run_id, proof_expiry(get_dht_time())
-        with self._hub_errors():
-            username = self._account.username
-        request = AdmissionRequest(
-            run_id=run_id,
-            peer_key=base64.b64encode(der_of(self._peer_key)).decode(),
-            record_key=record_key.get_public_key().to_bytes().decode(),
-            time=get_dht_time(),
-            token=old,
-            username=username,
-            nonce=proof_nonce(self._peer_key, run_id, expires_at),
-            proof_expires_at=expires_at,
-        )
-        signing_key = serialization.load_der_private_key(record_key.to_bytes(), password=None)
-        assert isinstance(signing_key, rsa.RSAPrivateKey), "hivemind signs records with RSA"
-        return sign_request(request, self._peer_key, signing_key)
-
-    def _admitted(self, request: AdmissionRequest) -> dict[str, object]:
-        """Return what the service answers that admits the peer, having placed the proof on the Hub if it is missing."""
-        status, answer = self._ask(request)
-        if (status, answer.get("reason")) == (401, "no_proof"):
-            with self._hub_errors():
-                self._account.place(proof_name(request, self._check.authority_key))
-            status, answer = self._ask(request)
-        if (status, answer.get("reason")) == (401, "no_token"):
-            status, answer = self._ask_with_token(request)
-        said = one_line(answer.get("message", ""), 500) or f"it answers {status}"
-        if answer.get("reason") == "no_proof":
-            said += f" If so, its key is not the run's: dalle-collab run authorize {self._repository}"
-        if status == 429 or status >= 500 or answer.get("reason") == "no_proof":
-            raise AdmissionUnreachableError(f"The admission service of {self._repository} cannot admit: {said}")
-        if status != 200:
-            raise AdmissionRefusedError(f"{self._repository} does not admit you: {said}")
-        return answer
-
-    def _ask_with_token(self, request: AdmissionRequest) -> tuple[int, dict[str, object]]:
-        host, is_local = urlsplit(self._service).hostname, is_on_this_machine(self._service)
-        asks = f"the admission service of {self._repository} asks for your Hub token itself, as old versions do"
-        if self._token_host is None or self._token_host.lower() != host:
-            raise AdmissionRefusedError(
-                f"Not joined: {asks}, and is not shown it. Ask the organiser to update the service; or, if you trust "
-                f"{host} with a token that may only read, add: --send-token-to {host}"
-            )
-        if not is_local and not self._service.startswith("https://"):
-            raise AdmissionRefusedError(f"Not joined: {asks}, but {self._service} is not encrypted (https://).")
-        with self._hub_errors():
-            may_only_read = self._account.may_only_read
-        if not may_only_read:
-            raise AdmissionRefusedError(
-                f"Not joined: {asks}, and yours may write. Log in with one that may only read: hf auth login"
-            )
-        old = replace(request, username="", nonce="", proof_expires_at=0.0)
-        return self._ask(old, {"Authorization": f"Bearer {self._account.api.token}"})
-
-    @contextlib.contextmanager
-    def _hub_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except NoRightsError as error:
-            raise AdmissionRefusedError(f"{self._repository} is not open to everybody: {error}") from None
-        except HUB_ERRORS as error:
-            raise AdmissionUnreachableError(
-                f"The Hub cannot confirm who you are ({type(error).__name__}). Check the network, and try again."
-            ) from None
-
-    def _ask(
-        self, request: AdmissionRequest, headers: Mapping[str, str] | None = None
-    ) -> tuple[int, dict[str, object]]:
-        body = {name: value for name, value in vars(request).items() if value}
-        try:
-            status, values = request_json(
-                "POST",
-                f"{self._service}/token",
-                body=body,
-                headers=headers,
-                seconds=REQUEST_TIMEOUT_SECONDS,
-                trust_env=not is_on_this_machine(self._service),
-            )
-        except (httpx2.HTTPError, OSError, ValueError) as error:
-            raise AdmissionUnreachableError(
-                f"The admission service of {self._repository} at {self._service} does not answer "
-                f"({type(error).__name__}). Check the network; its organiser starts it with: "
-                f"dalle-collab run authorize {self._repository}"
-            ) from None
-        return status, values if isinstance(values, dict) else {}
-
-
 class SelfSignedTokens:
     """Tokens that a peer of an open run signs itself."""
 
-    def __init__(self, run_id: str, peer_key: rsa.RSAPrivateKey) -> None:
+    def __init__(self, run_id: str, peer_key: RsaKey) -> None:
         self._run_id, self._peer_key = run_id, peer_key
 
     def issue(self, old: str) -> tuple[str, float]:
@@ -329,7 +185,7 @@ class SelfSignedTokens:
         record_key = RSAPrivateKey.process_wide().get_public_key().to_bytes().decode()
         expires_at = now + SELF_SIGNED_SECONDS
         admission = own_admission(self._run_id, self._peer_key, record_key, now=now, expires_at=expires_at)
-        return self_signed_token(admission, self._peer_key), SELF_SIGNED_SECONDS
+        return token_of(admission, self._peer_key), SELF_SIGNED_SECONDS
 
 
 @contextlib.contextmanager
@@ -339,28 +195,20 @@ def seek_admission(
     hub_token: str | None,
     *,
     seconds_to_try: float = SECONDS_TO_TRY_AT_START,
-    token_host: str | None = None,
 ) -> Iterator[tuple[Path, PeerAdmission]]:
     """Yield the file of the identity that is admitted, and the admission; self-signed in an open run.
 
     `identity_file` is the peer's own choice; None: a new identity, deleted after the block. The admission is
-    renewed in the background. Call it before hivemind forks. `token_host`: see `ServiceTokens`.
+    renewed in the background. Call it before hivemind forks.
 
     Raises:
         AdmissionRefusedError: the authority does not admit this user, or there is no Hub token.
         AdmissionUnreachableError: the service does not answer.
     """
-    if not admission_config.is_open and not hub_token:
-        raise AdmissionRefusedError(
-            f"{admission_config.repository} is not open to everybody: joining needs a Hub token that may write to your "
-            f"repository {PROOF_REPOSITORY}. Log in: hf auth login"
-        )
     account = HubAccount(HfApi(token=hub_token)) if hub_token else None
     with (
         existing_identity_file(identity_file) as path,
-        peer_admission(
-            admission_config, read_identity(path), account, seconds_to_try=seconds_to_try, token_host=token_host
-        ) as admission,
+        peer_admission(admission_config, read_identity(path), account, seconds_to_try=seconds_to_try) as admission,
     ):
         admission.has_new_identity = path != identity_file
         yield path, admission
@@ -368,11 +216,10 @@ def seek_admission(
 
 def peer_admission(
     admission_config: AdmissionConfig,
-    peer_key: rsa.RSAPrivateKey,
+    peer_key: RsaKey,
     account: HubAccount | None,
     *,
     seconds_to_try: float = SECONDS_TO_TRY_AT_START,
-    token_host: str | None = None,
 ) -> PeerAdmission:
     """Return the admission that a run asks for: its authority's, or a self-signed one where everybody may join."""
     check = TokenCheck(admission_config.run_id, admission_config.authority_key)
@@ -380,8 +227,7 @@ def peer_admission(
     if admission_config.is_open:
         issuer = SelfSignedTokens(admission_config.run_id, peer_key)
     else:
-        assert account is not None, "a run that is not open is joined with an account"
-        issuer = ServiceTokens(admission_config, peer_key, account, check, token_host)
+        issuer = named_feature(SERVICE_TOKENS)(admission_config, peer_key, account, check)
     return PeerAdmission(check, issuer, seconds_to_try=seconds_to_try)
 
 

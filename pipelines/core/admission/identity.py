@@ -9,8 +9,9 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 from hivemind.p2p import P2P
 from hivemind.proto import crypto_pb2
+from hivemind.utils.crypto import RSAPrivateKey
 
-from pipelines.core.admission.tokens import der_of, is_peer_key
+from pipelines.core.signing.rsa_keys import KEY_WANTED, RsaKey, is_rsa_key
 
 
 @contextlib.contextmanager
@@ -26,7 +27,7 @@ def existing_identity_file(chosen: Path | None) -> Iterator[Path]:
         yield path
 
 
-def read_identity(path: Path) -> rsa.RSAPrivateKey:
+def read_identity(path: Path) -> RsaKey:
     """Return the private key of an identity file.
 
     Raises:
@@ -37,9 +38,14 @@ def read_identity(path: Path) -> rsa.RSAPrivateKey:
         key = serialization.load_der_private_key(content.data, password=None)
     except Exception as error:  # protobuf's errors have no common type
         raise ValueError(f"{path} is not an identity file ({error}). Use a new one: --identity-file NEW.key") from error
-    if not isinstance(key, rsa.RSAPrivateKey) or not is_peer_key(der_of(key)):
-        raise ValueError(
-            f"{path} has no RSA identity of 2048 bits with the exponent 65537, which runs need. Name a new one: "
-            "--identity-file NEW.key"
-        )
-    return key
+    own = RsaKey(key) if isinstance(key, rsa.RSAPrivateKey) else None
+    if own is None or not is_rsa_key(own.public.encode()):
+        raise ValueError(f"{path} does not hold {KEY_WANTED}, which runs need. Name a new one: --identity-file NEW.key")
+    return own
+
+
+def record_key_of_process() -> RsaKey:
+    """Return the key with which hivemind signs this process's records."""
+    key = serialization.load_der_private_key(RSAPrivateKey.process_wide().to_bytes(), password=None)
+    assert isinstance(key, rsa.RSAPrivateKey), "hivemind signs records with RSA"
+    return RsaKey(key)

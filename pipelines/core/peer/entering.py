@@ -210,9 +210,7 @@ def admitted(run: TrainingRun, name: str, network: NetworkOptions) -> Iterator[t
 
     After the block, raises the authority's refusal to renew the admission, if any.
     """
-    with seek_admission(
-        admission_config_of(run, name), network.identity_file, get_token(), token_host=network.token_host
-    ) as (
+    with seek_admission(admission_config_of(run, name), network.identity_file, get_token()) as (
         identity_file,
         admission,
     ):

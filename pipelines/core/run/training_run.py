@@ -13,6 +13,7 @@ from hub_tools.foreign.json_texts import read_json
 from hub_tools.places import is_repository_name
 from hub_tools.run_files import TRAINING_RUN_FILE
 from hub_tools.setting_ranges import MOST_BYTES, check_ranges
+from pipelines.core.admission.settings import PUBLIC_KEY
 from pipelines.core.run.sections import (
     SECTIONS,
     AdmissionSettings,
@@ -86,7 +87,7 @@ class TrainingRun(
         _check_format(self.format_version)
         if not re.fullmatch(r"[A-Za-z0-9_-]{1,96}", self.run_id):
             raise ValueError(f"run_id is {self.run_id!r}; expected 1 to 96 letters, digits, '-' or '_'.")
-        if not re.fullmatch(r"(ed25519:[A-Za-z0-9+/]{43}=)?", self.organiser_key):
+        if not re.fullmatch(f"({PUBLIC_KEY})?", self.organiser_key):
             raise ValueError(
                 f"organiser_key is {self.organiser_key!r}; expected nothing, or ed25519: and the base64 of a public "
                 "key, which is written by: dalle-collab run create"

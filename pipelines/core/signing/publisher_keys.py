@@ -1,10 +1,8 @@
-"""The keys that a run's organiser and auxiliary peers sign with: Ed25519, in private files."""
+"""The keys that a run's organiser, authority and auxiliary peers sign with, Ed25519, in private files; and checks."""
 
 import base64
-import binascii
-import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 from cryptography.exceptions import InvalidSignature
@@ -12,6 +10,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from hub_tools.atomic_files import written_whole
+from pipelines.core.signing import rsa_keys
 
 KEY_PREFIX = "ed25519:"
 
@@ -35,10 +34,15 @@ class PublisherKey:
         return base64.b64encode(self._key.sign(data)).decode()
 
     @classmethod
+    def generate(cls) -> "PublisherKey":
+        """Return a new key, which is in no file."""
+        return cls(Ed25519PrivateKey.generate())
+
+    @classmethod
     def load_or_create(cls, path: Path) -> "PublisherKey":
         """Read the key from a PEM file, created if missing. Raises ValueError for a file that is not such a key."""
         if not path.exists():
-            cls(Ed25519PrivateKey.generate()).save(path)
+            cls.generate().save(path)
         return cls.load(path)
 
     @classmethod
@@ -74,24 +78,23 @@ class PublisherKey:
         write_private(path, self._key.private_bytes(pem, pkcs8, encryption))
 
 
-def is_signed_by(public: str, data: bytes, signature: str) -> bool:
-    """Tell whether the signature of the data was made with the private half of this key."""
+def is_signed_by(public: str, data: bytes, signature: str | bytes) -> bool:
+    """Tell whether the signature of the data, in base64, was made with the private half of this key, of either kind."""
     try:
-        raw = base64.b64decode(public.removeprefix(KEY_PREFIX), validate=True)
-        Ed25519PublicKey.from_public_bytes(raw).verify(base64.b64decode(signature, validate=True), data)
-    except (InvalidSignature, ValueError, binascii.Error):
+        raw = base64.b64decode(signature, validate=True)
+        if public.startswith(KEY_PREFIX):
+            key = base64.b64decode(public.removeprefix(KEY_PREFIX), validate=True)
+            Ed25519PublicKey.from_public_bytes(key).verify(raw, data)
+        else:
+            rsa_keys.verify(public, data, raw)
+    except (InvalidSignature, ValueError):
         return False
-    return public.startswith(KEY_PREFIX)
+    return True
 
 
 def is_current(time: float, now: float, lifetime_seconds: float) -> bool:
     """Tell whether a statement counts now, by the time that is signed in it: who shows it says nothing of its age."""
     return now - lifetime_seconds < time < now + SECONDS_AHEAD
-
-
-def canonical_json(values: Mapping[str, object]) -> bytes:
-    """Return the one text of these values that is signed."""
-    return json.dumps(values, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
 
 
 def write_private(path: Path, content: bytes) -> None:

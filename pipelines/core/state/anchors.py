@@ -11,17 +11,16 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from hivemind.utils import MSGPackSerializer, get_dht_time
+from hivemind.utils import get_dht_time
 
 from pipelines.core.signing.publisher_keys import PublisherKey, is_current, is_signed_by
+from pipelines.core.signing.signed_statement import signed_bytes
 from pipelines.core.state.votes import StateClaim, VoteResult, differs_from
 from pipelines.core.swarm.peer_records import ANCHOR_SECONDS, MOST_IN_ROSTER, AnchorRecord
 from pipelines.core.swarm.records import sender_name
 
 AnchorKeys = Callable[[], Sequence[str]]
 """Returns the public keys of the run's anchors, in the order in which they decide."""
-
-ANCHOR_DOMAIN = b"dalle-collab anchor 1"
 
 SECONDS_FRESH = 120.0
 """How long an anchor's statement stands for the present; it renews it much more often."""
@@ -46,8 +45,8 @@ EPOCHS_REMEMBERED = 8
 
 def statement_of(record: AnchorRecord, swarm_id: str) -> bytes:
     """Return what an anchor signs."""
-    fields = [record.epoch, record.digest, float(record.time), list(record.roster), bool(record.returns)]
-    return MSGPackSerializer.dumps([ANCHOR_DOMAIN, swarm_id.encode(), record.publisher_key.encode(), *fields])
+    fields = record.epoch, record.digest, float(record.time), list(record.roster), bool(record.returns)
+    return signed_bytes("anchor", swarm_id, record.publisher_key, *fields)
 
 
 def signed_record(

@@ -24,9 +24,6 @@ class NetworkOptions:
     identity_file: Path | None = None
     """File with the node's libp2p key; created if missing. Keeps the node's peer ID across restarts."""
 
-    token_host: str | None = None
-    """Host of an admission service of an old version that may see a Hub token which can only read."""
-
     bandwidth_limit_mbit: float | None = None
     """Upload limit in Mbit/s; None: no limit. Others then send this peer less to average."""
 

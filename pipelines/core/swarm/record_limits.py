@@ -23,7 +23,7 @@ from hivemind.utils.timed_storage import TimedStorage, ValueWithExpiration
 
 from pipelines.core.admission.dht_gate import CALLER
 from pipelines.core.admission.record_owners import key_of, owner_of
-from pipelines.core.admission.tokens import is_record_key
+from pipelines.core.signing.rsa_keys import is_rsa_key
 from pipelines.core.swarm.peer_records import MOST_COUNTED
 
 MOST_BYTES = 8192
@@ -80,7 +80,7 @@ class RecordLimits(RecordValidatorBase):
             owner = DHTProtocol.serializer.loads(record.subkey)
         except Exception:  # whatever msgpack makes of a stranger's bytes
             return False
-        return isinstance(owner, bytes) and owner_of(key := key_of(owner)) == owner and is_record_key(key)
+        return isinstance(owner, bytes) and owner_of(key := key_of(owner)) == owner and is_rsa_key(key)
 
     @property
     def priority(self) -> int:

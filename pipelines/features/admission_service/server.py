@@ -8,13 +8,14 @@ import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from cryptography.hazmat.primitives.asymmetric import ed25519
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from huggingface_hub import HfApi
 
 from hub_tools.http_serving import serve_application
 from hub_tools.hub_client import install_hub_client
 from hub_tools.printing.printable import one_line
 from hub_tools.run_files import ADMISSION_LISTS_FILE
+from pipelines.core.signing.publisher_keys import PublisherKey
 from pipelines.features.admission_service.lists import ListsOnHub
 from pipelines.features.admission_service.service import AdmissionService, ServiceOptions, build_application
 
@@ -23,7 +24,7 @@ SPACE_PORT = 7860
 """Where the Hub's proxy expects a Space."""
 
 
-def load_or_create_key(path: Path) -> ed25519.Ed25519PrivateKey:
+def load_or_create_key(path: Path) -> PublisherKey:
     """Return the authority's key from its file, created if missing and readable only by its owner.
 
     Raises:
@@ -35,16 +36,16 @@ def load_or_create_key(path: Path) -> ed25519.Ed25519PrivateKey:
         if stat.S_IMODE(path.stat().st_mode) & 0o077:
             raise ValueError(f"Others can read the key in {path}. Restrict it: chmod 600 {path}") from None
         return key_from_text(path.read_text(encoding="utf-8", errors="replace"), str(path))
-    key = ed25519.Ed25519PrivateKey.generate()
+    key = Ed25519PrivateKey.generate()
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         file.write(base64.b64encode(key.private_bytes_raw()).decode() + "\n")
-    return key
+    return PublisherKey(key)
 
 
-def key_from_text(text: str, source: str) -> ed25519.Ed25519PrivateKey:
+def key_from_text(text: str, source: str) -> PublisherKey:
     """Return the key in a file of `load_or_create_key` or in a Space's secret."""
     try:
-        return ed25519.Ed25519PrivateKey.from_private_bytes(base64.b64decode(text.strip(), validate=True))
+        return PublisherKey(Ed25519PrivateKey.from_private_bytes(base64.b64decode(text.strip(), validate=True)))
     except (ValueError, binascii.Error):
         raise ValueError(
             f"{source} has no key of an authority. Create a new one: dalle-collab run authorize ORG/RUN "
@@ -54,7 +55,7 @@ def key_from_text(text: str, source: str) -> ed25519.Ed25519PrivateKey:
 
 def open_service(
     repository: str,
-    key: ed25519.Ed25519PrivateKey,
+    key: PublisherKey,
     api: HfApi,
     cache: Path,
     options: ServiceOptions,

@@ -1,8 +1,6 @@
 """The admission service: asks the Hub who a user is and signs admissions; its decisions and its HTTP interface."""
 
 import asyncio
-import hashlib
-import json
 import logging
 import re
 import threading
@@ -11,7 +9,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from cryptography.hazmat.primitives.asymmetric import ed25519
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from huggingface_hub import HfApi
@@ -19,26 +16,16 @@ from huggingface_hub.errors import HfHubHTTPError
 
 from hub_tools.checks import check_counts, check_positive
 from hub_tools.counted import counted
-from hub_tools.foreign.json_texts import parse_json
 from hub_tools.publishing.account_proof import HUB_ERRORS, PROOF_REPOSITORY, is_placed
 from pipelines.core.admission.settings import network_of
-from pipelines.core.admission.tokens import (
-    PROOF_SECONDS,
-    USERNAME_PATTERN,
-    Admission,
-    AdmissionRequest,
-    TokenCheck,
-    TokenRefusedError,
-    check_request,
-    issue_token,
-    proof_name,
-    public_text,
-)
+from pipelines.core.admission.tokens import USERNAME_PATTERN, Admission, TokenCheck, TokenRefusedError, token_of
+from pipelines.core.signing.publisher_keys import PublisherKey
+from pipelines.core.signing.signed_statement import StatementRefusedError, read_statement
 from pipelines.features.admission_service.lists import ListsOnHub, objection_to
+from pipelines.features.admission_service.requests import PROOF_SECONDS, AdmissionRequest, proof_name
 
 logger = logging.getLogger(__name__)
 
-MAX_BODY_BYTES = 16_384
 MAX_CLOCK_DIFFERENCE_SECONDS = 60.0
 MAX_CLIENTS_REMEMBERED = 10_000
 MAX_TOKENS_REMEMBERED = 10_000
@@ -91,7 +78,7 @@ class AdmissionService:
     """The run's repository, `ORG/RUN`."""
 
     run_id: str
-    key: ed25519.Ed25519PrivateKey = field(repr=False)
+    key: PublisherKey = field(repr=False)
     api: HfApi = field(repr=False)
     lists: ListsOnHub
     options: ServiceOptions = ServiceOptions()
@@ -100,52 +87,49 @@ class AdmissionService:
         self._lists_lock = threading.Lock()
         self._live_peers = LivePeers(self.options.peers_per_user)
         self._confirmed = Confirmed(2 * self.options.peers_per_user)  # a peer's proof is renewed
-        self._check = TokenCheck(self.run_id, public_text(self.key))
+        self._check = TokenCheck(self.run_id, self.key.public)
 
-    def admit(self, request: AdmissionRequest, hub_token: str | None, now: float) -> str:
-        """Return a token for the requesting peer; `hub_token` is what peers of old versions show in place of a proof.
+    def admit(self, request: AdmissionRequest, now: float) -> str:
+        """Return a token for the requesting peer.
 
         Raises:
             NotAdmitted: the peer gets none; the message says why and what to do.
         """
-        peer_id = self._check_form(request, now)
+        self._check_form(request, now)
         try:
-            username, organisations = (
-                self._proven_user(request, now) if hub_token is None else self._user_with_token(hub_token)
-            )
+            username, organisations = self._proven_user(request, now)
             self._check_lists(username, organisations)
             confirmed_at = now
         except HUB_ERRORS as error:
-            username, confirmed_at = self._vouched_user(request, peer_id, now, error)
+            username, confirmed_at = self._vouched_user(request, now, error)
         expires_at = now + self.options.lifetime_seconds
-        if wait := self._live_peers.admit(username, peer_id, now, expires_at):
+        if wait := self._live_peers.admit(username, request.peer_id, now, expires_at):
             raise NotAdmitted(
                 403, "too_many_peers", f"{username} has {counted(self.options.peers_per_user, 'peer')} in this run, "
                 f"the most that its organiser allows. Stop one of them, and try again in {wait:.0f} s.",
             )  # fmt: skip
         if confirmed_at == now:
-            self._confirmed.note(self.shown(request, hub_token), username)
+            self._confirmed.note(self.shown(request), username)
         admission = Admission(
             username=username,
             run_id=self.run_id,
-            peer_id=peer_id,
-            record_key=request.record_key,
+            peer_id=request.peer_id,
+            record_key=request.key,
             expires_at=expires_at,
             confirmed_at=confirmed_at,
+            key=self.key.public,
         )
-        return issue_token(admission, self.key)
+        return token_of(admission, self.key)
 
-    def shown(self, request: AdmissionRequest, hub_token: str | None) -> str:
+    def shown(self, request: AdmissionRequest) -> str:
         """Return a digest of what a peer shows of its user, which nobody else can show."""
-        if hub_token is None:
-            return proof_name(request, public_text(self.key))
-        return hashlib.sha256(hub_token.encode()).hexdigest()
+        return proof_name(request, self.key.public)
 
     def has_confirmed(self, shown: str) -> bool:
         """Tell whether the Hub has lately named the user of what is `shown`, who may join."""
         return shown in self._confirmed
 
-    def _check_form(self, request: AdmissionRequest, now: float) -> str:
+    def _check_form(self, request: AdmissionRequest, now: float) -> None:
         if request.run_id != self.run_id:
             raise NotAdmitted(
                 404, "other_run", f"This service admits to the run {self.run_id!r}, not {request.run_id!r}."
@@ -154,10 +138,6 @@ class AdmissionService:
             raise NotAdmitted(
                 400, "clock", f"Your clock is {request.time - now:+.0f} s off. Set it: sudo timedatectl set-ntp true"
             )
-        try:
-            return check_request(request)
-        except ValueError as error:
-            raise NotAdmitted(400, "bad_request", f"The request is invalid: {error}.") from error
 
     def _proven_user(self, request: AdmissionRequest, now: float) -> tuple[str, list[str]]:
         """Look on the Hub for the proof of the user; return the user's name and organisations."""
@@ -165,7 +145,7 @@ class AdmissionService:
         if not re.fullmatch(USERNAME_PATTERN, username) or len(request.nonce) < MIN_NONCE_CHARACTERS:
             raise NotAdmitted(400, "bad_request", f"The request names no user. {UPDATE}")
         lasts = request.proof_expires_at - now
-        if not 0 < lasts <= 2 * PROOF_SECONDS or not is_placed(self.api, username, self.shown(request, None)):
+        if not 0 < lasts <= 2 * PROOF_SECONDS or not is_placed(self.api, username, self.shown(request)):
             raise NotAdmitted(401, "no_proof", f"The Hub shows no proof in {self.api.endpoint}/{place}. Is it public?")
         try:
             user = self.api.get_user_overview(username)
@@ -186,21 +166,6 @@ class AdmissionService:
                 raise
             return False
 
-    def _user_with_token(self, hub_token: str) -> tuple[str, list[str]]:
-        """Ask the Hub who owns the token; return the user's name and organisations."""
-        try:
-            user = self.api.whoami(token=hub_token)
-        except HfHubHTTPError as error:
-            if error.response.status_code not in (401, 403):
-                raise
-            # Not `from error`: the client's error may show the request's headers.
-            raise NotAdmitted(
-                401,
-                "bad_token",
-                f"The Hub at {self.api.endpoint} does not know your token. Create one, and log in: hf auth login",
-            ) from None
-        return str(user["name"]), [str(item["name"]) for item in user.get("orgs", ())]
-
     def _check_lists(self, username: str, organisations: list[str]) -> None:
         """Check whether a user of the Hub may join."""
         with self._lists_lock:
@@ -219,12 +184,12 @@ class AdmissionService:
                 f"{self.api.endpoint}/{organisation}, or ask its moderators to allow you in admission.json",
             )  # fmt: skip
 
-    def _vouched_user(self, request: AdmissionRequest, peer_id: str, now: float, error: Exception) -> tuple[str, float]:
+    def _vouched_user(self, request: AdmissionRequest, now: float, error: Exception) -> tuple[str, float]:
         """Return the user of a still valid token, when the Hub cannot identify the user."""
         logger.warning("The Hub does not answer (%s).", type(error).__name__)
         away = f"The Hub at {self.api.endpoint} does not answer"
         try:
-            held = self._check.check(request.token, now, peer_id=bytes.fromhex(peer_id))
+            held = self._check.check(request.token, now, peer_id=bytes.fromhex(request.peer_id))
         except TokenRefusedError:
             raise NotAdmitted(503, "hub_away", f"{away}, so nobody can be admitted now. Try again later.") from None
         if now - held.confirmed_at > self.options.grace_seconds:
@@ -311,7 +276,7 @@ def build_application(service: AdmissionService, *, clock: Callable[[], float] =
             service="dalle-collab authorization",
             repository=service.repository,
             run_id=service.run_id,
-            authorization_key=public_text(service.key),
+            authorization_key=service.key.public,
             lifetime_seconds=service.options.lifetime_seconds,
             lists_problem=service.lists.problem,
             time=clock(),
@@ -322,10 +287,8 @@ def build_application(service: AdmissionService, *, clock: Callable[[], float] =
         now = clock()
         try:
             # Junk costs nobody anything: only what would be asked of the Hub counts.
-            hub_token, asked = _bearer_of(request), await _request_in(request)
-            if hub_token is None and not asked.username:
-                raise NotAdmitted(401, "no_token", f"The request has no proof of its user, and no Hub token. {UPDATE}")
-            if service.has_confirmed(shown := service.shown(asked, hub_token)):
+            asked = await _request_in(request)
+            if service.has_confirmed(shown := service.shown(asked)):
                 wait, whose, threads = members.seconds_to_wait(shown, now), "of your peer", for_members
             else:
                 address = network_of(request.client.host) if request.client else ""
@@ -333,7 +296,7 @@ def build_application(service: AdmissionService, *, clock: Callable[[], float] =
             if wait:
                 raise NotAdmitted(429, "too_many", f"Too many requests {whose}. Try again in {wait:.0f} s.")
             loop = asyncio.get_running_loop()
-            text = await loop.run_in_executor(threads, service.admit, asked, hub_token, now)
+            text = await loop.run_in_executor(threads, service.admit, asked, now)
         except NotAdmitted as refusal:
             logger.info("Refused: %s.", refusal.reason)
             return JSONResponse(dict(reason=refusal.reason, message=str(refusal)), refusal.status)
@@ -342,27 +305,19 @@ def build_application(service: AdmissionService, *, clock: Callable[[], float] =
     return application
 
 
-def _bearer_of(request: Request) -> str | None:
-    scheme, _, token = request.headers.get("authorization", "").partition(" ")
-    if scheme.lower() != "bearer" or not token.strip():
-        return None
-    if len(token) > 1024 or not token.isascii():
-        raise NotAdmitted(401, "bad_token", "The request's token is not a Hub token. Log in: hf auth login")
-    return token.strip()
-
-
 async def _request_in(request: Request) -> AdmissionRequest:
     content = bytearray()
     try:
         async with asyncio.timeout(MAX_SECONDS_TO_SEND):
             async for chunk in request.stream():
                 content += chunk
-                if len(content) > MAX_BODY_BYTES:
-                    raise NotAdmitted(413, "bad_request", f"The request is longer than {MAX_BODY_BYTES} bytes.")
+                if len(content) > AdmissionRequest.MOST_BYTES:
+                    raise NotAdmitted(
+                        413, "bad_request", f"The request is longer than {AdmissionRequest.MOST_BYTES} bytes."
+                    )
     except TimeoutError:
         raise NotAdmitted(408, "bad_request", f"The request took longer than {MAX_SECONDS_TO_SEND:.0f} s.") from None
     try:
-        return AdmissionRequest.from_mapping(parse_json(content))
-    except ValueError as error:
-        problem = "the body is not JSON" if isinstance(error, json.JSONDecodeError) else str(error)
-        raise NotAdmitted(400, "bad_request", f"The request is invalid: {problem}. {UPDATE}") from None
+        return read_statement(AdmissionRequest, bytes(content))
+    except StatementRefusedError as error:
+        raise NotAdmitted(400, "bad_request", f"The request is invalid: {error}. {UPDATE}") from None

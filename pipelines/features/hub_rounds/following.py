@@ -34,7 +34,7 @@ SECONDS_BETWEEN_WORDS = 60.0
 class Presence:
     """What an auxiliary peer says of itself in the run's bucket."""
 
-    DOMAIN: ClassVar[bytes] = b"dalle-collab presence 1\0"
+    PURPOSE: ClassVar[str] = "presence"
     MOST_BYTES: ClassVar[int] = 4096
 
     swarm_id: str

@@ -17,7 +17,7 @@ LARGEST_COUNT = 2**53
 class Pointer:
     """What a volunteer says of a contribution before the round's deadline, when nobody else can have its bytes yet."""
 
-    DOMAIN: ClassVar[bytes] = b"dalle-collab pointer 1\0"
+    PURPOSE: ClassVar[str] = "pointer"
     MOST_BYTES: ClassVar[int] = 4096
 
     swarm_id: str
@@ -82,7 +82,7 @@ class RoundList:
     The first list of a generation has no members: it says from which state the rounds go on.
     """
 
-    DOMAIN: ClassVar[bytes] = b"dalle-collab round 1\0"
+    PURPOSE: ClassVar[str] = "round"
     MOST_BYTES: ClassVar[int] = 2**21
 
     swarm_id: str

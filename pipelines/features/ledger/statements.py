@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 
 from pipelines.core.run.spans import Span
-from pipelines.core.signing.publisher_keys import PublisherKey, canonical_json, is_current, is_signed_by
+from pipelines.core.signing.publisher_keys import PublisherKey, is_current, is_signed_by
+from pipelines.core.signing.signed_statement import canonical_json, signed_bytes
 from pipelines.core.state.anchors import SECONDS_FRESH
 from pipelines.core.swarm.record_limits import MOST_BYTES
 from pipelines.features.ledger.batch_gradients import BatchGradient
@@ -19,7 +20,6 @@ from pipelines.features.ledger.records import (
     TrainedRecord,
 )
 
-LEASE_DOMAIN = b"dalle-collab leases 1\0"
 MOST_LEASE_BYTES = MOST_BYTES - 1024
 """Of a record's leases, as JSON, which takes more than a record's msgpack; the rest is for signatures and keys."""
 
@@ -55,7 +55,7 @@ def fitting(leases: Sequence[PeerLease]) -> list[PeerLease]:
 
 
 def _is_too_large(leases: Sequence[PeerLease]) -> bool:
-    return len(canonical_json(dict(leases=[lease.dict() for lease in leases]))) > MOST_LEASE_BYTES
+    return len(canonical_json([lease.dict() for lease in leases])) > MOST_LEASE_BYTES
 
 
 def _signed(key: PublisherKey, swarm_id: str, number: int, leases: Sequence[PeerLease], now: float) -> LeaseRecord:
@@ -65,8 +65,7 @@ def _signed(key: PublisherKey, swarm_id: str, number: int, leases: Sequence[Peer
 
 def _statement(record: LeaseRecord, swarm_id: str, number: int) -> bytes:
     leases = [[lease.name, lease.booked_epoch, lease.spans] for lease in record.leases]
-    fields = dict(swarm_id=swarm_id, number=number, key=record.publisher_key, time=float(record.time), leases=leases)
-    return LEASE_DOMAIN + canonical_json(fields)
+    return signed_bytes("leases", swarm_id, number, record.publisher_key, float(record.time), leases)
 
 
 def valid_leases(

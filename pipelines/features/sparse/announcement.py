@@ -14,13 +14,12 @@ from hivemind.p2p import PeerID
 from hivemind.utils import MSGPackSerializer
 
 from pipelines.core.averaging.group.group_data import ID_BYTES
+from pipelines.core.signing.signed_statement import signed_bytes
 
 DIGEST_BYTES = 32
 MOST_BYTES_OF_AN_ID = 64
 MOST_RECORDED = 256
 """Peers of whose records a member tells: 20 bytes each."""
-
-RECEIPT_DOMAIN = b"dalle-collab receipt 1"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +96,7 @@ def announced_in(gathered: bytes, sizes: range) -> Announcement | None:
 
 def receipt_statement(fan_out: PeerID, digest: bytes, epoch: int) -> bytes:
     """Return what a fan-out node signs: it has this contribution to the round of this epoch, and gives it to all."""
-    return MSGPackSerializer.dumps([RECEIPT_DOMAIN, fan_out.to_bytes(), digest, epoch])
+    return signed_bytes("receipt", fan_out.to_bytes(), digest, epoch)
 
 
 def drawn_order(digest: bytes, peers: list[PeerID]) -> list[PeerID]:

@@ -72,7 +72,6 @@ def look_at_swarm(examination: Examination, run: TrainingRun) -> tuple[list[Chec
                     network.identity_file,
                     get_token(),
                     seconds_to_try=SECONDS_TO_SEEK_ADMISSION,
-                    token_host=network.token_host,
                 )
             )
             network = dataclasses.replace(network, identity_file=identity_file)

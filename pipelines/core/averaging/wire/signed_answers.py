@@ -16,7 +16,8 @@ from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2
 from hivemind.utils import MSGPackSerializer
 
-ANSWER_DOMAIN = b"dalle-collab answer 2"
+from pipelines.core.signing.signed_statement import signed_bytes
+
 DIGEST_BYTES = 32
 
 SECONDS_TO_WAIT = 60.0
@@ -43,7 +44,7 @@ def answer_statement(
 ) -> bytes:
     """Return what a reducer signs: it made these bytes of these contributions, for this part of its share."""
     digests = [hashlib.sha256(content).digest() for content in (buffer, _as_bytes(contributions))]
-    return MSGPackSerializer.dumps([ANSWER_DOMAIN, group_id, reducer.to_bytes(), part_index, *digests])
+    return signed_bytes("answer", group_id, reducer.to_bytes(), part_index, *digests)
 
 
 def seal(signature: bytes, contributions: Sequence[WeighedInput]) -> bytes:

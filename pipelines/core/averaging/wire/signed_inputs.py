@@ -7,20 +7,16 @@ from collections.abc import Mapping, Sequence
 
 from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2
-from hivemind.utils import MSGPackSerializer
 
 from pipelines.core.averaging.wire.signed_answers import WeighedInput
-
-PART_DOMAIN = b"dalle-collab part 1"
+from pipelines.core.signing.signed_statement import signed_bytes
 
 
 def part_statement(
     group_id: bytes, sender: PeerID, reducer: PeerID, part_index: int, weight: float, digest: bytes
 ) -> bytes:
     """Return what a sender signs: these bytes, by their SHA-256, are its part of this number for this reducer."""
-    return MSGPackSerializer.dumps(
-        [PART_DOMAIN, group_id, sender.to_bytes(), reducer.to_bytes(), part_index, float(weight), digest]
-    )
+    return signed_bytes("part", group_id, sender.to_bytes(), reducer.to_bytes(), part_index, float(weight), digest)
 
 
 class RoundInputs:

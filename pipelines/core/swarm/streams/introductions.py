@@ -9,11 +9,10 @@ from hivemind.utils import get_dht_time
 
 from pipelines.core.admission.client import PeerAdmission
 from pipelines.core.admission.tokens import Admission, TokenCheck, TokenRefusedError
+from pipelines.core.signing.signed_statement import PROTOCOL_VERSION
 from pipelines.core.swarm.streams.conversation import Conversation
 from pipelines.core.swarm.streams.frames import Frame, Kind
 from pipelines.core.swarm.streams.refusals import Refusal
-
-PROTOCOL_VERSION = 1
 
 HELLO_SECONDS = 10.0
 """Time for the other side's first frame."""

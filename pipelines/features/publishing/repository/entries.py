@@ -7,18 +7,15 @@ list.
 """
 
 import dataclasses
-import json
 from dataclasses import dataclass
-from typing import Self
+from typing import ClassVar, Self
 
-from hub_tools.foreign.json_texts import parse_json
 from hub_tools.run_files import ENTRIES_FILE
 from pipelines.core.run.training_run import TrainingRun
-from pipelines.core.signing.publisher_keys import PublisherKey, canonical_json, is_signed_by
+from pipelines.core.signing.publisher_keys import PublisherKey
+from pipelines.core.signing.signed_statement import NotSignedError, read_statement, signed_text
 from pipelines.features.publishing.repository.key_list import MAX_BYTES, PUBLISHER, KeyList, utc
 
-FORMAT_VERSION = 1
-DOMAIN = b"dalle-collab entries 1\0"
 LIFETIME_SECONDS = 14 * 86400.0
 RENEWAL_SECONDS = 86400.0
 CURE = "A listed auxiliary peer signs them when it starts, and each day: dalle-collab run assist ORG/RUN"
@@ -32,16 +29,19 @@ class EntriesRefusedError(ValueError):
 class SignedEntries:
     """Multiaddresses of a run's entries; `time` is when they were signed, in seconds since 1970."""
 
+    PURPOSE: ClassVar[str] = "entries"
+    MOST_BYTES: ClassVar[int] = MAX_BYTES
+    LONGEST_TEXT: ClassVar[int] = 2048
+
     run_id: str
     addresses: tuple[str, ...]
     time: float
-    format_version: int = FORMAT_VERSION
+    key: str = ""
+    """The publisher's, once it has signed."""
 
     def signed(self, key: PublisherKey) -> str:
         """Return the text of `entries.json`."""
-        values = dataclasses.asdict(self)
-        signed = dict(entries=values, public_key=key.public, signature=key.sign(DOMAIN + canonical_json(values)))
-        return json.dumps(signed, indent=2) + "\n"
+        return signed_text(dataclasses.replace(self, key=key.public), key, indent=2).decode()
 
     @classmethod
     def read(cls, text: str, keys: KeyList, run: TrainingRun, now: float) -> Self:
@@ -51,27 +51,20 @@ class SignedEntries:
             EntriesRefusedError: it is damaged, of another run, too old, or no publisher of the list has signed it.
         """
         try:
-            if len(text) > MAX_BYTES:
-                raise ValueError(f"{len(text)} characters; expected at most {MAX_BYTES}")
-            signed = parse_json(text)
-            values, key = signed["entries"], str(signed["public_key"])
-            is_signed = is_signed_by(key, DOMAIN + canonical_json(values), signed["signature"])
-            found = cls(**{**values, "addresses": run.replace(entry_addresses=values["addresses"]).entry_addresses})
-            if found.format_version != FORMAT_VERSION:
-                raise ValueError(f"format {found.format_version}; this package knows {FORMAT_VERSION}")
-            age = abs(now - found.time)
-            signed_at = utc(found.time)
-        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, OSError) as error:
+            found = read_statement(cls, text.encode())
+            run.replace(entry_addresses=found.addresses)  # which checks them
+            age, signed_at, key = abs(now - found.time), utc(found.time), found.key
+        except NotSignedError:
+            key = "another key than it names"
+        except (ValueError, OverflowError, OSError) as error:
             raise EntriesRefusedError(f"{ENTRIES_FILE} of {run.run_id} cannot be read ({error!r}). {CURE}") from error
-        if not is_signed or not keys.has_role(key, PUBLISHER, at=now):
+        if not keys.has_role(key, PUBLISHER, at=now):
             raise EntriesRefusedError(
                 f"{ENTRIES_FILE} is not signed by one of the {len(keys.holders(PUBLISHER, at=now))} publishers of "
-                f"{run.run_id}, but with {key[:60]}: somebody else has changed it. {CURE}"
+                f"{run.run_id}, but with {key}: somebody else has changed it. {CURE}"
             )
         if found.run_id != run.run_id:
-            raise EntriesRefusedError(
-                f"{ENTRIES_FILE} is of run {str(found.run_id)[:96]}, expected {run.run_id}. {CURE}"
-            )
+            raise EntriesRefusedError(f"{ENTRIES_FILE} is of run {found.run_id}, expected {run.run_id}. {CURE}")
         if age > LIFETIME_SECONDS:
             raise EntriesRefusedError(
                 f"{ENTRIES_FILE} of {run.run_id} was signed at {signed_at}; expected the last "

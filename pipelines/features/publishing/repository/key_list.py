@@ -1,8 +1,8 @@
 """The list of a run's keys, `publisher_keys.json`: who publishes and who is an anchor, signed by the run's organiser.
 
 Only the organiser can change it: readers refuse a list that the organiser's key in the run's settings has not signed,
-one of another run, and one with a lower serial than they have seen. A run without such a key has an unsigned list
-(format 1), to which each auxiliary peer adds its own key: write access to the repository is enough.
+one of another run, and one with a lower serial than they have seen. A run without such a key has an unsigned list,
+to which each auxiliary peer adds its own key: write access to the repository is enough.
 """
 
 import dataclasses
@@ -13,12 +13,13 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import ClassVar, Self
 
 from hub_tools.foreign.json_texts import parse_json
 from hub_tools.run_files import PUBLISHER_KEYS_FILE
 from pipelines.core.run.training_run import TrainingRun
-from pipelines.core.signing.publisher_keys import PublisherKey, canonical_json, is_signed_by
+from pipelines.core.signing.publisher_keys import PublisherKey
+from pipelines.core.signing.signed_statement import NotSignedError, read_statement, signed_text
 from pipelines.core.swarm_time import SWARM_TIME
 
 logger = logging.getLogger(__name__)
@@ -27,8 +28,6 @@ PUBLISHER, ANCHOR = "publisher", "anchor"
 ROLES = (PUBLISHER, ANCHOR)
 """A publisher signs checkpoints, an anchor which epoch and state the run has reached; both are auxiliary peers."""
 
-UNSIGNED_FORMAT, SIGNED_FORMAT = 1, 2
-DOMAIN = b"dalle-collab publisher keys 2\0"
 MAX_KEYS = 64
 MAX_BYTES = 2**16
 MAX_KEPT_MANIFESTS = 64
@@ -50,7 +49,7 @@ class ListedKey:
     """Nothing counts that was signed then or later; what was signed before still does."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.key, str) or not re.fullmatch(r"ed25519:[A-Za-z0-9+/]{43}=", self.key):
+        if not re.fullmatch(r"ed25519:[A-Za-z0-9+/]{43}=", self.key):
             raise ValueError(f"{self.key!r} is not a key; expected ed25519: and the base64 of 32 bytes")
         if not self.roles or list(self.roles) != [role for role in ROLES if role in self.roles]:
             raise ValueError(f"the roles of {self.key} are {self.roles}; expected some of {ROLES}, in this order")
@@ -74,7 +73,7 @@ class KeyList:
         names = [entry.key for entry in self.entries]
         if len(names) > MAX_KEYS or len(set(names)) < len(names):
             raise ValueError(f"{len(names)} keys, {len(set(names))} different; expected at most {MAX_KEYS}, each once")
-        if not all(isinstance(name, str) and re.fullmatch(r"[0-9a-f]{64}", name) for name in self.kept_manifests):
+        if not all(re.fullmatch(r"[0-9a-f]{64}", name) for name in self.kept_manifests):
             raise ValueError(f"kept_manifests is {self.kept_manifests}; expected SHA-256 in hexadecimal digits")
         if len(self.kept_manifests) > MAX_KEPT_MANIFESTS or not _is_count(self.serial):
             raise ValueError(f"{len(self.kept_manifests)} kept manifests, serial {self.serial!r}")
@@ -132,23 +131,41 @@ class KeyList:
     def signed(self, organiser: PublisherKey, run_id: str) -> str:
         """Return the text of a signed `publisher_keys.json`."""
         assert self.serial > 0, "a signed list has a serial"
-        values = dict(
-            format_version=SIGNED_FORMAT,
+        listed = SignedKeyList(
             run_id=run_id,
             serial=self.serial,
-            keys=[dataclasses.asdict(entry) for entry in self.entries],
+            keys=self.entries,
             kept_manifests=self.kept_manifests,
+            key=organiser.public,
         )
-        return _to_text(values | {"signature": organiser.sign(DOMAIN + canonical_json(values))})
+        return signed_text(listed, organiser, indent=2).decode()
 
     def unsigned(self) -> str:
         """Return the text of an unsigned `publisher_keys.json`: the keys alone."""
-        return _to_text(dict(format_version=UNSIGNED_FORMAT, keys=[entry.key for entry in self.entries]))
+        return json.dumps(dict(keys=[entry.key for entry in self.entries]), indent=2) + "\n"
 
     def _with(self, entry: ListedKey) -> Self:
         if self.find(entry.key) is None:
             return dataclasses.replace(self, entries=(*self.entries, entry))
         return dataclasses.replace(self, entries=tuple(entry if e.key == entry.key else e for e in self.entries))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SignedKeyList:
+    """What the organiser signs."""
+
+    PURPOSE: ClassVar[str] = "publisher keys"
+    MOST_BYTES: ClassVar[int] = MAX_BYTES
+
+    run_id: str
+    serial: int
+    keys: tuple[ListedKey, ...]
+    kept_manifests: tuple[str, ...]
+    key: str
+
+    def __post_init__(self) -> None:
+        if self.serial < 1:
+            raise ValueError(f"serial {self.serial}; expected 1 or more")
 
 
 class TrustedKeys:
@@ -214,14 +231,39 @@ def read_key_list(text: str | None, run: TrainingRun) -> KeyList:
     """
     if text is None:
         return KeyList()
+    refused = KeysRefusedError(
+        f"{PUBLISHER_KEYS_FILE} is not signed by the run's organiser, whose key is {run.organiser_key}: somebody else "
+        f"has changed it. {CURE}"
+    )
     try:
-        values = _parsed(text, SIGNED_FORMAT if run.organiser_key else UNSIGNED_FORMAT)
-        return _signed_list(values, run) if run.organiser_key else unsigned_list(values["keys"])
-    except KeysRefusedError:
-        raise
+        if not run.organiser_key:
+            return _unsigned_in(text)
+        signed = read_statement(SignedKeyList, text.encode())
+        listed = KeyList(entries=signed.keys, serial=signed.serial, kept_manifests=signed.kept_manifests)
+    except NotSignedError:
+        raise refused from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        if isinstance(error, KeysRefusedError):
+            raise
         cure = CURE if run.organiser_key else "Its organiser restores it from the repository's history."
         raise KeysRefusedError(f"{PUBLISHER_KEYS_FILE} of the run cannot be read ({error!r}). {cure}") from error
+    if signed.key != run.organiser_key:
+        raise refused
+    if signed.run_id != run.run_id:
+        raise KeysRefusedError(f"{PUBLISHER_KEYS_FILE} is of the run {signed.run_id}, expected {run.run_id}. {CURE}")
+    return listed
+
+
+def _unsigned_in(text: str) -> KeyList:
+    if len(text.encode()) > MAX_BYTES:
+        raise ValueError(f"{len(text.encode())} bytes; expected at most {MAX_BYTES}")
+    values = parse_json(text)
+    if "signature" in values:
+        raise KeysRefusedError(
+            f"{PUBLISHER_KEYS_FILE} is signed, but the run's settings name no organiser's key: somebody has changed "
+            f"one of them. {CURE}"
+        )
+    return unsigned_list(values["keys"])
 
 
 def unsigned_list(keys: Sequence[str]) -> KeyList:
@@ -232,42 +274,6 @@ def unsigned_list(keys: Sequence[str]) -> KeyList:
 def utc(seconds: float) -> str:
     """Return a time as people read it."""
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))
-
-
-def _parsed(text: str, expected: int) -> dict[str, Any]:
-    if len(text.encode()) > MAX_BYTES:
-        raise ValueError(f"{len(text.encode())} bytes; expected at most {MAX_BYTES}")
-    values = parse_json(text)
-    if (seen := values["format_version"]) not in (UNSIGNED_FORMAT, SIGNED_FORMAT):
-        raise ValueError(f"format {seen}; this package knows 1 and 2. Update it: pip install -U dalle-collab")
-    if seen != expected:
-        settings = "name an organiser's key" if expected == SIGNED_FORMAT else "name no organiser's key"
-        raise KeysRefusedError(
-            f"{PUBLISHER_KEYS_FILE} has format {seen}, but the run's settings {settings}, which goes with format "
-            f"{expected}: somebody has changed one of them. {CURE}"
-        )
-    return values
-
-
-def _signed_list(values: dict[str, Any], run: TrainingRun) -> KeyList:
-    signature = values.pop("signature")
-    if not is_signed_by(run.organiser_key, DOMAIN + canonical_json(values), signature):
-        raise KeysRefusedError(
-            f"{PUBLISHER_KEYS_FILE} is not signed by the run's organiser, whose key is {run.organiser_key}: somebody "
-            f"else has changed it. {CURE}"
-        )
-    del values["format_version"]
-    if (run_id := values.pop("run_id")) != run.run_id:
-        raise KeysRefusedError(f"{PUBLISHER_KEYS_FILE} is of the run {run_id}, expected {run.run_id}. {CURE}")
-    entries = tuple(ListedKey(**{**entry, "roles": tuple(entry["roles"])}) for entry in values.pop("keys"))
-    keys = KeyList(entries=entries, **{**values, "kept_manifests": tuple(values["kept_manifests"])})
-    if keys.serial < 1:
-        raise ValueError(f"serial {keys.serial}; expected 1 or more")
-    return keys
-
-
-def _to_text(values: dict[str, object]) -> str:
-    return json.dumps(values, indent=2) + "\n"
 
 
 def _is_count(value: object) -> bool:

@@ -5,23 +5,23 @@ manifest; a damaged one is refused with the name of the file and of the tensor. 
 manifest: once its key is revoked, one counts only if the organiser has kept it, by its SHA-256, in the same list.
 """
 
+import dataclasses
 import hashlib
-import json
 import mmap
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import ClassVar
 
 from hub_tools.atomic_files import file_digest
 from hub_tools.foreign.json_texts import parse_json, read_json
 from hub_tools.run_files import MANIFEST_FILE, OPTIMIZER_FILE, RUN_STATE_FILE, WEIGHTS_FILE
 from pipelines.core.run.training_run import TrainingRun
-from pipelines.core.signing.publisher_keys import PublisherKey, canonical_json, is_signed_by
+from pipelines.core.signing.publisher_keys import PublisherKey
+from pipelines.core.signing.signed_statement import NotSignedError, StatementRefusedError, read_statement, signed_text
 from pipelines.features.publishing.repository.key_list import PUBLISHER, KeyList, utc
 
-MANIFEST_FORMAT_VERSION = 1
 NEEDED_FILES = (WEIGHTS_FILE, OPTIMIZER_FILE, RUN_STATE_FILE)
 MUST_BE_LISTED = (".safetensors", ".py", ".bin", ".pt", ".ckpt", ".pkl")
 """Files of these kinds are loaded or run: all in a checkpoint's folder must be listed."""
@@ -45,13 +45,16 @@ class FileDigest:
     """Of a safetensors file: the SHA-256 of each tensor's bytes."""
 
     def __post_init__(self) -> None:
-        if type(self.size) is not int or not 0 <= self.size < 2**53:
-            raise ValueError(f"a file of {self.size!r} bytes")
+        if not 0 <= self.size < 2**53:
+            raise ValueError(f"a file of {self.size} bytes")
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointManifest:
     """A checkpoint's contents and origin."""
+
+    PURPOSE: ClassVar[str] = "checkpoint"
+    MOST_BYTES: ClassVar[int] = 2**26
 
     run_id: str
     generation: int
@@ -72,22 +75,16 @@ class CheckpointManifest:
     """Users and the samples they had contributed to the run."""
 
     files: dict[str, FileDigest]
-    format_version: int = MANIFEST_FORMAT_VERSION
+    key: str = ""
+    """The publisher's, once it has signed."""
+
+    def __post_init__(self) -> None:
+        if strange := [name for name in self.files if not PLAIN_NAME.fullmatch(name)]:
+            raise ValueError(f"a file of the name {strange[0]!r}")
 
     def signed(self, key: PublisherKey) -> str:
         """Return the text of `checkpoint_manifest.json`."""
-        values = asdict(self)
-        signature = key.sign(canonical_json(values))
-        signed = dict(manifest=values, public_key=key.public, signature=signature)
-        return json.dumps(signed, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
-
-    @classmethod
-    def from_mapping(cls, values: Mapping[str, Any]) -> Self:
-        """Build a manifest from parsed JSON; raises TypeError or KeyError if it is invalid."""
-        files = {name: FileDigest(**digest) for name, digest in values["files"].items()}
-        if strange := [name for name in files if not PLAIN_NAME.fullmatch(name)]:
-            raise ValueError(f"a file of the name {strange[0]!r}")
-        return cls(**{**values, "files": files})
+        return signed_text(dataclasses.replace(self, key=key.public), key, indent=1).decode()
 
 
 def digest_files(folder: Path) -> dict[str, FileDigest]:
@@ -132,24 +129,18 @@ def read_manifest(text: str, keys: KeyList, run: TrainingRun) -> CheckpointManif
 
 def _signed_manifest(text: str, keys: KeyList) -> CheckpointManifest:
     try:
-        signed = parse_json(text)
-        values, public_key, signature = signed["manifest"], signed["public_key"], signed["signature"]
-        if values["format_version"] != MANIFEST_FORMAT_VERSION:
-            raise CheckpointRefusedError(
-                f"{MANIFEST_FILE} has format {values['format_version']}, this package knows "
-                f"{MANIFEST_FORMAT_VERSION}. Update the package: pip install -U dalle-collab"
-            )
-        _check_signer(public_key, manifest_digest(text), keys)
-        if not is_signed_by(public_key, canonical_json(values), signature):
-            raise CheckpointRefusedError(
-                f"The signature of {MANIFEST_FILE} does not match its content: it was changed after it was signed with "
-                f"{public_key}. Load an older epoch, or ask the run's organiser to roll back: dalle-collab run rollback"
-            )
-        return CheckpointManifest.from_mapping(values)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        if isinstance(error, CheckpointRefusedError):
-            raise
-        raise CheckpointRefusedError(f"{MANIFEST_FILE} cannot be read ({error!r}). Download it again.") from error
+        manifest = read_statement(CheckpointManifest, text.encode())
+    except NotSignedError as error:
+        raise CheckpointRefusedError(
+            f"The signature of {MANIFEST_FILE} does not match its content: it was changed after it was signed. Load an "
+            "older epoch, or ask the run's organiser to roll back: dalle-collab run rollback"
+        ) from error
+    except StatementRefusedError as error:
+        raise CheckpointRefusedError(
+            f"{MANIFEST_FILE} cannot be read ({error}). Download it again, or update: pip install -U dalle-collab"
+        ) from error
+    _check_signer(manifest.key, manifest_digest(text), keys)
+    return manifest
 
 
 def manifest_digest(text: str) -> str:
@@ -160,7 +151,7 @@ def manifest_digest(text: str) -> str:
 def signer_of(text: str) -> str:
     """Return the key with which a manifest says that it is signed; raises CheckpointRefusedError if it is damaged."""
     try:
-        return str(parse_json(text)["public_key"])
+        return str(parse_json(text)["key"])
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointRefusedError(f"{MANIFEST_FILE} cannot be read ({error!r}).") from error
 

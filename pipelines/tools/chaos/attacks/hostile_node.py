@@ -22,8 +22,9 @@ from hivemind.utils.crypto import RSAPrivateKey
 
 from pipelines.core.admission.client import PeerAdmission
 from pipelines.core.admission.dht_gate import SwarmDHT
-from pipelines.core.admission.tokens import der_of, own_admission, peer_id_of, self_signed_token
+from pipelines.core.admission.tokens import own_admission, token_of
 from pipelines.core.run.training_run import TrainingRun
+from pipelines.core.signing.rsa_keys import RsaKey, peer_id_of
 from pipelines.core.state.exchange import SERVICE
 from pipelines.core.swarm.streams.server import handler_name
 from pipelines.tools.chaos.attacks.hostile_records import (
@@ -173,8 +174,8 @@ class HostileNode:
 
     def send_dear_tokens(self) -> None:
         """Store tokens whose check takes long."""
-        token = partial(_dear_token, self.run.run_id, dear_key())
         key, private = f"{self.run.swarm_id}_admissions", self.admission.record_key
+        token = partial(_dear_token, self.run.run_id, private.get_public_key().to_bytes().decode(), dear_key())
         self.dht.run_coroutine(partial(send_dear_tokens, key=key, claims=token, private=private))
         for identity in self.identities:
             self.store("admissions", token(identity.owner[-9:-1]), owner=identity.owner)
@@ -248,17 +249,16 @@ async def _store_large(dht: SwarmDHT, node: DHTNode, *, key: str, owner: bytes, 
 
 
 def _made_up_identity(run: TrainingRun, key: RSAPrivateKey) -> Identity:
-    peer, now = rsa.generate_private_key(65537, 2048), get_dht_time()
+    peer, now = RsaKey(rsa.generate_private_key(65537, 2048)), get_dht_time()
     record_key = key.get_public_key().to_bytes().decode()
     admission = own_admission(run.run_id, peer, record_key, now=now, expires_at=now + SECONDS_OF_A_TOKEN)
-    return Identity(peer_id=peer_id_of(der_of(peer)), owner=_owner(key), token=self_signed_token(admission, peer))
+    return Identity(peer_id=peer_id_of(peer.public), owner=_owner(key), token=token_of(admission, peer))
 
 
-def _dear_token(run_id: str, peer_key: bytes, number: bytes) -> str:
-    peer_id, expires_at = peer_id_of(peer_key).hex(), get_dht_time() + SECONDS_OF_A_TOKEN
-    claims = dict(username="anonymous", run_id=run_id, peer_id=peer_id, record_key="", expires_at=expires_at)
-    parts = (json.dumps(dict(claims, confirmed_at=number.hex())).encode(), peer_key, bytes(256))
-    return ".".join(base64.urlsafe_b64encode(part).decode() for part in parts)
+def _dear_token(run_id: str, record_key: str, key: str, number: bytes) -> str:
+    times = dict(expires_at=get_dht_time() + SECONDS_OF_A_TOKEN, confirmed_at=0.0)
+    claims = dict(username=f"a{number.hex()}", run_id=run_id, peer_id="", record_key=record_key, key=key)
+    return json.dumps(claims | times | {"signature": base64.b64encode(bytes(256)).decode()})
 
 
 def _owner(key: RSAPrivateKey) -> bytes:

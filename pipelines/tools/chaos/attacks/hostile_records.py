@@ -111,11 +111,11 @@ async def hide_others(
 
 
 @cache
-def dear_key() -> bytes:
-    """Return a public key in DER, whose exponent makes a check take 30 to 50 times as long as an ordinary one's."""
+def dear_key() -> str:
+    """Return the text of a public key, whose exponent makes a check take 30 to 50 times as long."""
     modulus = rsa.generate_private_key(65537, 2048).public_key().public_numbers().n
     key = rsa.RSAPublicNumbers(modulus - 2, modulus).public_key()
-    return key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+    return key.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH).decode()
 
 
 @lru_cache(maxsize=1)

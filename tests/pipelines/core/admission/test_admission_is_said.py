@@ -7,8 +7,7 @@ import time
 import hivemind
 import pytest
 import torch
-from admission_material import admission, rsa_key
-from cryptography.hazmat.primitives.asymmetric import ed25519
+from admission_material import AUTHORITY, admission, rsa_key
 from hivemind.p2p import P2P, P2PHandlerError
 from hivemind.proto import averaging_pb2
 from hivemind.utils import get_dht_time
@@ -20,7 +19,7 @@ from hub_tools.publishing.account_proof import HubAccount
 from pipelines.core.admission.client import peer_admission
 from pipelines.core.admission.dht_gate import SwarmDHT
 from pipelines.core.admission.record_owners import AdmissionRecords
-from pipelines.core.admission.tokens import issue_token, public_text
+from pipelines.core.admission.tokens import token_of
 from pipelines.core.epoch.acquaintances import Acquaintances
 from pipelines.core.epoch.gradient_averager import SwarmGradientAverager
 from pipelines.core.epoch.progress_tracking import SwarmProgressTracker
@@ -31,8 +30,7 @@ from pipelines.core.swarm.records import SwarmRecords
 # hivemind 1.1.12 finds its daemon's executable in an old-fashioned way.
 pytestmark = pytest.mark.filterwarnings("ignore:path is deprecated:DeprecationWarning")
 
-AUTHORITY = ed25519.Ed25519PrivateKey.generate()
-RUN = tiny_run(run_id="run", authorization_service="https://door.example", authorization_key=public_text(AUTHORITY))
+RUN = tiny_run(run_id="run", authorization_service="https://door.example", authorization_key=AUTHORITY.public)
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +46,7 @@ def held():
     """The admission of this process, as the authority would have signed it."""
     held = peer_admission(admission_config_of(RUN, "org/run"), rsa_key("peer"), HubAccount(HfApi(token="hub-token")))
     record_key = RSAPrivateKey.process_wide().get_public_key().to_bytes().decode()
-    held._token.write(issue_token(admission(time.time(), record_key=record_key), AUTHORITY))
+    held._token.write(token_of(admission(time.time(), record_key=record_key), AUTHORITY))
     return held
 
 

@@ -6,8 +6,7 @@ from multiprocessing import get_context
 from types import SimpleNamespace
 
 import pytest
-from admission_material import admission, der, rsa_key
-from cryptography.hazmat.primitives.asymmetric import ed25519
+from admission_material import AUTHORITY, admission, peer_id, rsa_key
 from hivemind.averaging.group_info import GroupInfo
 from hivemind.averaging.matchmaking import MatchmakingException
 from hivemind.p2p import PeerID
@@ -20,14 +19,13 @@ from hub_tools.publishing.account_proof import HubAccount
 from pipelines.core.admission.averaging_gate import AdmissionGate, AveragingGate
 from pipelines.core.admission.client import SharedToken, peer_admission, seconds_to_renewal
 from pipelines.core.admission.record_owners import speaks_for
-from pipelines.core.admission.tokens import TokenRefusedError, issue_token, peer_id_of, public_text
+from pipelines.core.admission.tokens import TokenRefusedError, token_of
 from pipelines.core.run.admission_config import admission_config_of
 from pipelines.core.swarm.peer_records import AuxiliaryStatus, PeerMetrics
 
-AUTHORITY = ed25519.Ed25519PrivateKey.generate()
-RUN = tiny_run(run_id="run", authorization_service="https://door.example", authorization_key=public_text(AUTHORITY))
+RUN = tiny_run(run_id="run", authorization_service="https://door.example", authorization_key=AUTHORITY.public)
 OPEN_RUN = tiny_run(run_id="run")
-PEER, STRANGER = (PeerID(peer_id_of(der(rsa_key(name)))) for name in ("peer", "stranger"))
+PEER, STRANGER = (PeerID(peer_id(name)) for name in ("peer", "stranger"))
 FIELDS = [1.5, 0, MSGPackSerializer.dumps(7)]
 
 
@@ -35,7 +33,7 @@ def gate_with(seconds_valid=60.0, prefix="run_grad_averager", **changes):
     """Return the gate of a peer that holds a token as the authority would have signed it, but for the changes."""
     held = peer_admission(admission_config_of(RUN, "org/run"), rsa_key("peer"), HubAccount(HfApi(token="hub-token")))
     record_key = RSAPrivateKey.process_wide().get_public_key().to_bytes().decode()
-    token = issue_token(admission(time.time(), **({"record_key": record_key} | changes)), AUTHORITY)
+    token = token_of(admission(time.time(), **({"record_key": record_key} | changes)), AUTHORITY)
     held._token.write(token)
     return AdmissionGate(held, prefix, seconds_valid)
 
@@ -165,8 +163,8 @@ def test_a_record_counts_only_for_the_peer_and_the_user_that_it_names():
     assert speaks_for(PeerMetrics(username="alice", **figures), held)
     assert not speaks_for(PeerMetrics(username="bob", **figures), held)
     assert speaks_for(AuxiliaryStatus(held_epoch=0, published_epoch=0, addresses=[]), held)
-    for peer_id, expected in ((PEER, True), (STRANGER, False)):
-        for shown in (peer_id.to_bytes(), peer_id.to_base58()):
+    for peer, expected in ((PEER, True), (STRANGER, False)):
+        for shown in (peer.to_bytes(), peer.to_base58()):
             assert speaks_for(type("Record", (), {"peer_id": shown})(), held) is expected
     assert not speaks_for(type("Record", (), {"peer_id": "0OIl"})(), held)
 

@@ -12,7 +12,7 @@ from swarm_of_processes import tiny_run
 
 from pipelines.core.admission.client import SELF_SIGNED_SECONDS, peer_admission
 from pipelines.core.admission.record_owners import AdmissionRecords, bounded
-from pipelines.core.admission.tokens import self_signed_token
+from pipelines.core.admission.tokens import token_of
 from pipelines.core.run.admission_config import admission_config_of
 
 # hivemind 1.1.12 finds its daemon's executable in an old-fashioned way.
@@ -26,9 +26,10 @@ def test_in_an_open_run_a_token_that_lives_for_a_day_does_not_count():
         owners, now = [], get_dht_time()
         for seconds in (SELF_SIGNED_SECONDS, 86_400.0):
             key = RSAPrivateKey()
-            claims = admission(now, record_key=key.get_public_key().to_bytes().decode(), expires_at=now + seconds)
+            record_key, peer = key.get_public_key().to_bytes().decode(), rsa_key("peer")
+            claims = admission(now, record_key=record_key, expires_at=now + seconds, key=peer.public)
             owners.append(RSASignatureValidator(key).local_public_key)
-            token = self_signed_token(claims, rsa_key("peer"))
+            token = token_of(claims, peer)
             assert node.store("run_admissions", subkey=owners[-1], value=token, expiration_time=now + seconds)
         assert set(AdmissionRecords(node, "run", admission=reader).admitted(owners)) == {owners[0]}
     finally:

@@ -7,7 +7,6 @@ from admission_material import edit_lists, publish_run, running_service
 from published_runs import command_environment
 from swarm_of_processes import Swarm, tiny_run
 
-from pipelines.core.admission.tokens import public_text
 from pipelines.core.run.compute_options import ComputeOptions
 from pipelines.core.swarm.network_options import NetworkOptions
 from pipelines.tools.doctor.examination import Examination
@@ -36,7 +35,7 @@ def service(hub, tmp_path_factory):
     edit_lists(hub, REPOSITORY, {"allow": ["third-of-door"]})
     folder = tmp_path_factory.mktemp("door")
     with running_service(hub, REPOSITORY, folder, lifetime_seconds=LIFETIME_SECONDS) as running:
-        running.run = run.replace(authorization_service=running.address, authorization_key=public_text(running.key))
+        running.run = run.replace(authorization_service=running.address, authorization_key=running.key.public)
         yield running
 
 

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import pytest
 from admission_material import edit_lists, publish_run, rsa_key, running_service
-from cryptography.hazmat.primitives.asymmetric import ed25519
 from huggingface_hub import HfApi
 from running_programs import wait_for
 from swarm_of_processes import tiny_run
@@ -21,8 +20,9 @@ from pipelines.core.admission.client import (
     seek_admission,
 )
 from pipelines.core.admission.identity import read_identity
-from pipelines.core.admission.tokens import der_of, peer_id_of, public_text
 from pipelines.core.run.admission_config import admission_config_of
+from pipelines.core.signing.publisher_keys import PublisherKey
+from pipelines.core.signing.rsa_keys import peer_id_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.swarm]
 
@@ -49,7 +49,7 @@ def run(hub):
 
 
 def admission_at(service, run, account, **changes):
-    settings = dict(authorization_service=service.address, authorization_key=public_text(service.key))
+    settings = dict(authorization_service=service.address, authorization_key=service.key.public)
     admission_config = admission_config_of(run.replace(**(settings | changes)), REPOSITORY)
     return peer_admission(admission_config, rsa_key("peer"), account, seconds_to_try=0.0)
 
@@ -99,7 +99,7 @@ def test_who_is_not_admitted_reads_why_and_what_to_do(hub, run, member, tmp_path
         with pytest.raises(AdmissionRefusedError, match=r"does not know your token.*hf auth login") as caught:
             admission_at(service, run, account_of(hub, "hf_nobody")).__enter__()
         assert "hf_nobody" not in str(caught.value)
-        other = public_text(ed25519.Ed25519PrivateKey.generate())
+        other = PublisherKey.generate().public
         with pytest.raises(
             AdmissionUnreachableError, match=r"its key is not the run's: dalle-collab run authorize org/admission"
         ):
@@ -117,13 +117,13 @@ def test_who_is_not_admitted_reads_why_and_what_to_do(hub, run, member, tmp_path
 def test_in_an_open_run_a_peer_signs_its_own_token_and_a_guarded_one_needs_a_hub_token(run, tmp_path):
     with seek_admission(admission_config_of(run, REPOSITORY), tmp_path / "own.key", None) as (identity_file, admission):
         assert identity_file == tmp_path / "own.key" and not admission.has_authority
-        own = peer_id_of(der_of(read_identity(identity_file)))
+        own = peer_id_of(read_identity(identity_file).public)
         record_key = admission.record_key.get_public_key().to_bytes()
         held = admission.check.check(admission.token, time.time(), peer_id=own, record_key=record_key)
         assert held.username == admission.username == "anonymous" and held.expires_at < time.time() + 3600
     guarded = run.replace(
         authorization_service="https://door.example",
-        authorization_key=public_text(ed25519.Ed25519PrivateKey.generate()),
+        authorization_key=PublisherKey.generate().public,
     )
     with (
         pytest.raises(AdmissionRefusedError, match=r"org/admission is not open to everybody.*hf auth login"),

@@ -7,37 +7,24 @@ import time
 
 import httpx2
 import pytest
-from admission_material import (
-    body_of,
-    der,
-    edit_lists,
-    publish_run,
-    rsa_key,
-    running_service,
-    signed_request,
-    unsigned_request,
-)
-from cryptography.hazmat.primitives.asymmetric import ed25519
+from admission_material import body_of, edit_lists, publish_run, request_for, rsa_key, running_service
 from hostile_service import HostileService, http
 from huggingface_hub import HfApi
 from published_runs import the_line
 from swarm_of_processes import tiny_run
 
 from hub_tools.publishing.account_proof import PROOF_REPOSITORY, HubAccount
-from pipelines.core.admission.client import (
-    REQUEST_TIMEOUT_SECONDS,
-    AdmissionRefusedError,
-    AdmissionUnreachableError,
-    peer_admission,
-)
+from pipelines.core.admission.client import AdmissionRefusedError, AdmissionUnreachableError, peer_admission
 from pipelines.core.admission.settings import AdmissionConfig
-from pipelines.core.admission.tokens import proof_name, public_text, sign_request
 from pipelines.core.run.training_run import TrainingRun
+from pipelines.core.signing.publisher_keys import PublisherKey
+from pipelines.features.admission_service.requests import proof_name
+from pipelines.features.admission_service.tokens_of_service import REQUEST_TIMEOUT_SECONDS
 
 pytestmark = pytest.mark.slow
 
 DEAD_ADDRESS = "/ip4/127.0.0.1/tcp/9/p2p/12D3KooWQYhTNQdmr3ArTeUHRYzFg94BKyTkoWBDWez9kSCVe2Xo"
-KEY = public_text(ed25519.Ed25519PrivateKey.generate())
+KEY = PublisherKey.generate().public
 ASKS_FOR_THE_TOKEN = http("401 Unauthorized", json.dumps(dict(reason="no_token", message="Show it.")).encode())
 ASKS_FOR_A_PROOF = http("401 Unauthorized", json.dumps(dict(reason="no_proof", message="Place it.")).encode())
 TOO_MUCH = http("200 OK", b" " * 10_000_000)
@@ -59,13 +46,12 @@ def account_of(hub, token):
     return HubAccount(HfApi(endpoint=hub.endpoint, token=token))
 
 
-def seek(hub, address, token, token_host=None, key=KEY):
+def seek(hub, address, token, key=KEY):
     admission_config = AdmissionConfig(
         repository="org/hostile", run_id="run", service_address=address, authority_key=key
     )
-    with peer_admission(
-        admission_config, rsa_key("peer"), account_of(hub, token), seconds_to_try=0.0, token_host=token_host
-    ) as admission:
+    account = account_of(hub, token)
+    with peer_admission(admission_config, rsa_key("peer"), account, seconds_to_try=0.0) as admission:
         return admission.username
 
 
@@ -81,7 +67,7 @@ def assert_not_told(token, heard):
 @pytest.mark.parametrize(
     ("answer", "error", "message"),
     [
-        (ASKS_FOR_THE_TOKEN, AdmissionRefusedError, r"asks for your Hub token itself.*--send-token-to 127.0.0.1"),
+        (ASKS_FOR_THE_TOKEN, AdmissionRefusedError, "does not admit you: Show it"),
         (ASKS_FOR_A_PROOF, AdmissionUnreachableError, "cannot admit: Place it"),
         (TOO_MUCH, AdmissionUnreachableError, r"does not answer \(ValueError\)"),
         (DEEP, AdmissionUnreachableError, r"does not answer \(ValueError\)"),
@@ -118,38 +104,18 @@ def test_a_peer_follows_no_redirect(hub, volunteer, hostile, status):
 )
 def test_an_answer_that_never_ends_is_given_up_in_time(hub, volunteer, hostile, answer, monkeypatch):
     assert REQUEST_TIMEOUT_SECONDS <= 30.0
-    monkeypatch.setattr("pipelines.core.admission.client.REQUEST_TIMEOUT_SECONDS", 1.0)
+    monkeypatch.setattr("pipelines.features.admission_service.tokens_of_service.REQUEST_TIMEOUT_SECONDS", 1.0)
     hostile.answer = answer
     with pytest.raises(AdmissionUnreachableError, match="does not answer"):
         seek(hub, hostile.address, volunteer)
 
 
-def test_a_service_of_an_old_version_is_shown_a_token_that_may_only_read_if_the_user_names_its_host(
-    hub, volunteer, hostile
-):
-    hostile.answer = ASKS_FOR_THE_TOKEN
-    with pytest.raises(AdmissionRefusedError, match="itself, as old versions do, and yours may write"):
-        seek(hub, hostile.address, volunteer, token_host="127.0.0.1")
-    with pytest.raises(AdmissionRefusedError, match=r"asks for your Hub token itself"):
-        seek(hub, hostile.address, volunteer, token_host="door.example")
-    assert_not_told(volunteer, hostile.everything())
-    reader = hub.create_user("reader-of-hostile", token_role="read")
-    with pytest.raises(AdmissionRefusedError, match="Show it"):
-        seek(hub, hostile.address, reader, token_host="127.0.0.1")
-    shown = hostile.heard[-1]
-    assert reader.encode() in shown
-    assert b"nonce" not in shown and b"username" not in shown, "old versions refuse what they do not know"
-
-
-def test_a_peer_of_an_old_version_is_admitted_with_its_token_and_a_new_one_with_a_proof_for_its_peer_alone(
-    hub, tmp_path, hostile
-):
+def test_a_peer_is_admitted_with_a_proof_that_is_for_itself_alone(hub, tmp_path, hostile):
     publish_run(hub, "org/proven", tiny_run(run_id="run").to_json())
     member = hub.create_user("member-of-proven")
     edit_lists(hub, "org/proven", {"allow": ["member-of-proven"]})
     with running_service(hub, "org/proven", tmp_path, lifetime_seconds=60) as service:
-        key = public_text(service.key)
-        assert service.ask(member, signed_request()).status_code == 200
+        key = service.key.public
         assert seek(hub, service.address, member, key=key) == "member-of-proven"
         assert member not in service.log()
 
@@ -159,20 +125,18 @@ def test_a_peer_of_an_old_version_is_admitted_with_its_token_and_a_new_one_with_
             seek(hub, hostile.address, member, key=key)
         stolen = json.loads(hostile.heard[-1].partition(b"\r\n\r\n")[2])
         proof = {name: stolen[name] for name in ("username", "nonce", "proof_expires_at")}
-        own_key = base64.b64encode(der(rsa_key("thief"))).decode()
-        thief = sign_request(unsigned_request(**proof, peer_key=own_key), rsa_key("thief"), rsa_key("record"))
-        assert reason(service.ask(None, thief)) == "no_proof"
-        without_key = body_of(sign_request(unsigned_request(**proof), rsa_key("thief"), rsa_key("record")))
-        refused = httpx2.post(f"{service.address}/token", json=without_key)
+        assert reason(service.ask(request_for(peer="thief", **proof))) == "no_proof"
+        own = dict(peer_key=rsa_key("thief").public)
+        refused = httpx2.post(f"{service.address}/token", json=body_of(request_for(**proof)) | own)
         assert "is not signed by its peer_key" in refused.json()["message"]
-        assert reason(service.ask(None, signed_request(**proof | dict(username="alice")))) == "no_proof"
-        assert reason(service.ask(None, signed_request(**proof | dict(proof_expires_at=4e9)))) == "no_proof"
-        assert reason(service.ask(None, signed_request(**proof | dict(username="alice/x")))) == "bad_request"
+        assert reason(service.ask(request_for(**proof | dict(username="alice")))) == "no_proof"
+        assert reason(service.ask(request_for(**proof | dict(proof_expires_at=4_000_000_000)))) == "no_proof"
+        assert reason(service.ask(request_for(**proof | dict(username="alice/x")))) == "bad_request"
 
         # The account ends it: who has even the peer's keys is not admitted again.
-        assert service.ask(None, signed_request(**proof)).status_code == 200
+        assert service.ask(request_for(**proof)).status_code == 200
         HfApi(endpoint=hub.endpoint, token=member).delete_repo(f"member-of-proven/{PROOF_REPOSITORY}")
-        assert reason(service.ask(None, signed_request(**proof))) == "no_proof"
+        assert reason(service.ask(request_for(**proof))) == "no_proof"
 
 
 def reason(response):
@@ -183,26 +147,24 @@ def reason(response):
 def test_what_an_organisation_has_in_its_repository_proves_no_user(hub, tmp_path):
     """Whoever may write for an organisation, a banned member of the run's for example, is not that organisation."""
     publish_run(hub, "org/unproven", tiny_run(run_id="run").to_json())
-    request = signed_request(username="org", nonce="n" * 64, proof_expires_at=int(time.time()) + 1000)
+    request = request_for(username="org", nonce="n" * 64, proof_expires_at=int(time.time()) + 1000)
     with running_service(hub, "org/unproven", tmp_path, lifetime_seconds=60) as service:
-        api, name = HfApi(endpoint=hub.endpoint, token=hub.alice_token), proof_name(request, public_text(service.key))
+        api, name = HfApi(endpoint=hub.endpoint, token=hub.alice_token), proof_name(request, service.key.public)
         api.create_repo(f"org/{PROOF_REPOSITORY}")
         api.upload_file(repo_id=f"org/{PROOF_REPOSITORY}", path_in_repo=name, path_or_fileobj=b"org")
-        assert reason(service.ask(None, request)) == "no_user"
+        assert reason(service.ask(request)) == "no_user"
 
 
 def test_a_proxy_of_the_environment_is_told_nothing_of_the_token(hub, hostile, monkeypatch):
-    account = account_of(hub, hub.create_user("reader-behind-proxy", token_role="read"))
+    account = account_of(hub, hub.create_user("reader-behind-proxy"))
     assert account.username == "reader-behind-proxy"
     monkeypatch.setenv("HTTP_PROXY", hostile.address)
     hostile.answer = ASKS_FOR_THE_TOKEN
     admission_config = AdmissionConfig(
         repository="org/hostile", run_id="run", service_address="http://10.255.255.1", authority_key=KEY
     )
-    with pytest.raises(AdmissionRefusedError, match="is not encrypted"):
-        peer_admission(
-            admission_config, rsa_key("peer"), account, seconds_to_try=0.0, token_host="10.255.255.1"
-        ).__enter__()
+    with pytest.raises(AdmissionRefusedError, match="Show it"):
+        peer_admission(admission_config, rsa_key("peer"), account, seconds_to_try=0.0).__enter__()
     assert b"POST http://10.255.255.1/token" in hostile.everything()
     assert_not_told(account.api.token, hostile.everything())
 
@@ -216,7 +178,7 @@ def test_join_tells_a_hostile_service_and_the_terminal_nothing_of_the_token(hub,
     token = hub.create_user("joiner-of-hostile")
     hostile.answer = ASKS_FOR_THE_TOKEN
     done = commands.run("join", name, token=token, is_worker=True)
-    assert "asks for your Hub token itself" in the_line(done)
+    assert "does not admit you: Show it" in the_line(done)
     assert token not in done.stdout + done.stderr
     assert b"joiner-of-hostile" in hostile.everything(), "it was asked"
     assert_not_told(token, hostile.everything())

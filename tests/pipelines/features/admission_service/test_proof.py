@@ -1,16 +1,19 @@
-"""The proof of an account: what its name depends on, what the Hub shows of it, and which tokens may only read."""
+"""The proof of an account: what its name depends on, and what the Hub shows of it."""
 
-import dataclasses
 import time
 
 import pytest
-from admission_material import rsa_key, unsigned_request
+from admission_material import request_for, rsa_key
 from huggingface_hub import HfApi
 
 from hub_tools.publishing.account_proof import PROOF_REPOSITORY, HubAccount, NoRightsError, is_placed
-from pipelines.core.admission.tokens import PROOF_SECONDS, proof_expiry, proof_name, proof_nonce
-
-PROVEN = dict(username="alice", nonce="n" * 64, proof_expires_at=1_800_000_000)
+from pipelines.features.admission_service.requests import (
+    PROOF_SECONDS,
+    proof_expiry,
+    proof_name,
+    proof_nonce,
+    request_of,
+)
 
 
 @pytest.mark.parametrize(
@@ -18,21 +21,21 @@ PROVEN = dict(username="alice", nonce="n" * 64, proof_expires_at=1_800_000_000)
     [
         dict(username="mallory"),
         dict(run_id="other"),
-        dict(peer_key="other"),
+        dict(peer="other"),
         dict(nonce="m" * 64),
         dict(proof_expires_at=1_800_000_001),
     ],
     ids=lambda change: next(iter(change)),
 )
 def test_a_proof_is_worth_nothing_for_another_user_run_peer_nonce_or_time(change):
-    request = unsigned_request(**PROVEN)
-    assert proof_name(dataclasses.replace(request, **change), "key") != proof_name(request, "key")
+    assert proof_name(request_for(**change), "key") != proof_name(request_for(), "key")
 
 
 def test_a_proof_is_for_one_authority_and_any_record_key_and_moment():
-    request = unsigned_request(**PROVEN)
+    request, keys = request_for(moment=1e9), (rsa_key("peer"), rsa_key("new record"))
     assert proof_name(request, "key") != proof_name(request, "other key")
-    assert proof_name(request, "key") == proof_name(dataclasses.replace(request, record_key="new", time=1.0), "key")
+    later = request_of("run", *keys, time=1e9 + 60, username="alice")
+    assert proof_name(request, "key") == proof_name(later, "key")
 
 
 @pytest.mark.parametrize("now", [0.0, PROOF_SECONDS - 0.5, PROOF_SECONDS, 1_764_240_000.7])
@@ -45,28 +48,6 @@ def test_the_nonce_of_a_peer_is_the_same_again_and_another_in_another_run_and_fo
     assert nonce == proof_nonce(rsa_key("peer"), "run", 7)
     others = [(rsa_key("other"), "run", 7), (rsa_key("peer"), "other", 7), (rsa_key("peer"), "run", 8)]
     assert nonce not in {proof_nonce(*other) for other in others}
-
-
-@pytest.mark.parametrize(
-    ("token", "may_only_read"),
-    [
-        (dict(role="read"), True),
-        (dict(role="write"), False),
-        (dict(role="fineGrained"), False),
-        (dict(role="fineGrained", fineGrained=dict(scoped=[dict(permissions=["repo.content.read"])])), True),
-        (dict(role="fineGrained", fineGrained=dict({"global": ["discussion.write"]}, scoped=[])), False),
-        (
-            dict(role="fineGrained", fineGrained=dict(scoped=[dict(permissions=["repo.content.read", "repo.write"])])),
-            False,
-        ),
-        (dict(role="of tomorrow"), False),
-        (None, False),
-    ],
-)
-def test_a_token_may_only_read_if_the_hub_says_so_of_all_its_rights(token, may_only_read):
-    account = HubAccount(HfApi(token="hf_none"))
-    account._described = dict(name="alice", auth=dict(accessToken=token))
-    assert account.may_only_read is may_only_read
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ from signed_rounds import (
     terms_with,
 )
 
-from pipelines.core.admission.tokens import own_admission, self_signed_token
+from pipelines.core.admission.tokens import own_admission, token_of
 from pipelines.core.averaging.reduce.robust_aggregation import FAR_OFF, aggregate
 from pipelines.core.averaging.wire.signed_answers import answer_statement, seal
 from pipelines.core.averaging.wire.signed_inputs import part_statement
@@ -130,7 +130,8 @@ FRAMED = {
 
 def token_without_key(name):
     key = rsa_key(name)
-    return self_signed_token(own_admission("run", key, "no key", now=0.0, expires_at=1.0), key)
+    token = token_of(own_admission("run", key, key.public, now=0.0, expires_at=1.0), key)
+    return token.replace(f'"record_key": "{key.public}"', '"record_key": "no key"')
 
 
 @pytest.mark.parametrize("change", FRAMED)

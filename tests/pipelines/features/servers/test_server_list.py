@@ -2,28 +2,28 @@
 
 import pytest
 from admission_material import admission
-from cryptography.hazmat.primitives.asymmetric import ed25519
 from hivemind.dht.crypto import RSASignatureValidator
 from hivemind.p2p import PeerID
 from hivemind.utils import MSGPackSerializer
 
-from pipelines.core.admission.tokens import TokenCheck, issue_token, public_text
+from pipelines.core.admission.tokens import TokenCheck, token_of
+from pipelines.core.signing.publisher_keys import PublisherKey
 from pipelines.features.servers.server_list import MOST_BYTES, MOST_TOLD, believed
 
 NOW = 1000.0
-AUTHORITY, ANOTHER = (ed25519.Ed25519PrivateKey.from_private_bytes(bytes([number]) * 32) for number in (1, 2))
-CHECK = TokenCheck("run", public_text(AUTHORITY))
+AUTHORITY, ANOTHER = (PublisherKey.generate() for _ in range(2))
+CHECK = TokenCheck("run", AUTHORITY.public)
 
 
 def entry(authority=AUTHORITY, changes=None, **claims):
     """Return owner, record and token of an admitted server, with changes of its record and of what is claimed."""
-    held = admission(NOW, **claims)
+    held = admission(NOW, key=authority.public, **claims)
     owner = RSASignatureValidator.PUBLIC_KEY_FORMAT.replace(b"_key_", held.record_key.encode())
     record = dict(
         peer_id=PeerID(bytes.fromhex(held.peer_id)).to_base58(), username="alice", state="online", revision="0" * 64,
         epoch=3, precision="float32", package_version="0", draw_rate=5.0,
     )  # fmt: skip
-    return [owner, record | (changes or {}), issue_token(held, authority)]
+    return [owner, record | (changes or {}), token_of(held, authority)]
 
 
 def told(*entries):

@@ -8,7 +8,6 @@ from safetensors.torch import load_file
 from support_files import SUPPORT
 from swarm_of_processes import PATIENT, Swarm, tiny_run
 
-from pipelines.core.admission.tokens import public_text
 from pipelines.features.sparse.codec import SparseCodec
 from pipelines.tasks.text_to_image.model import initial_model
 
@@ -81,7 +80,7 @@ def test_members_of_a_run_with_an_authority_contribute(hub, tmp_path):
     publish_run(hub, "org/sparse", run.to_json())
     edit_lists(hub, "org/sparse", {"allow": [f"{name}-of-sparse" for name in names]})
     with running_service(hub, "org/sparse", tmp_path, lifetime_seconds=600.0) as service:
-        door = dict(authorization_service=service.address, authorization_key=public_text(service.key))
+        door = dict(authorization_service=service.address, authorization_key=service.key.public)
         with Swarm(
             tmp_path, run.replace(**door), num_peers=3, environment=command_environment(hub, hub.alice_token)
         ) as swarm:

@@ -1,10 +1,9 @@
 """The organiser's checklist and the run's report: pure decisions about settings and history."""
 
 import pytest
-from cryptography.hazmat.primitives.asymmetric import ed25519
 from swarm_of_processes import tiny_run
 
-from pipelines.core.admission.tokens import public_text
+from pipelines.core.signing.publisher_keys import PublisherKey
 from pipelines.features.publishing.metrics.credit.contributors import Contributor
 from pipelines.features.publishing.metrics.report import peer_hours, report_markdown, total_bytes
 from pipelines.features.publishing.metrics.run_archive import PublishedCheckpoint, RunArchive
@@ -22,7 +21,7 @@ from pipelines.tools.doctor.organiser_checks import (
     epoch_seconds,
 )
 
-AUTHORITY = public_text(ed25519.Ed25519PrivateKey.generate())
+AUTHORITY = PublisherKey.generate().public
 FIRST, SECOND = (
     "12D3KooWQYhTNQdmr3ArTeUHRYzFg94BKyTkoWBDWez9kSCVe2Xo",
     "12D3KooWSEEX6HhxBQWyf9Y14TCQ6JxGG2eZPuEvQvryKy59D9bj",

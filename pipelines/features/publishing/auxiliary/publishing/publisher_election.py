@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from pipelines.core.signing.publisher_keys import PublisherKey, is_signed_by
+from pipelines.core.signing.signed_statement import signed_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,4 +41,4 @@ def elect(alive: Iterable[str], listed: Sequence[str]) -> str | None:
 
 
 def _statement(swarm_id: str, owner: bytes) -> bytes:
-    return b"\0".join((b"dalle-collab publisher", swarm_id.encode(), owner))
+    return signed_bytes("candidacy", swarm_id, owner)

@@ -15,7 +15,8 @@ from running_programs import wait_for
 from support_files import SUPPORT
 
 from hub_tools.local_hub.store.consistency import check_consistency
-from pipelines.core.signing.publisher_keys import PublisherKey, canonical_json
+from pipelines.core.signing.publisher_keys import PublisherKey
+from pipelines.core.signing.signed_statement import signed_bytes
 from pipelines.features.publishing.metrics.credit.contribution_files import read_contributions
 from pipelines.features.publishing.metrics.history import read_history_files
 
@@ -99,7 +100,7 @@ def test_checkpoints_are_published_signed_tagged_and_only_the_newest_optimizer_s
     assert run.publish(3, 6, 9, records=records) == dict(event="ended", published=9, waiting=[])
     assert run.titles() == ["Announce entry addresses", *(f"Checkpoint of epoch {epoch}" for epoch in (3, 6, 9))]
     assert set(run.tags()) == {"epoch-3", "epoch-6", "epoch-9"}
-    manifest = json.loads(run.read("checkpoint_manifest.json"))["manifest"]
+    manifest = json.loads(run.read("checkpoint_manifest.json"))
     assert (manifest["epoch"], manifest["parent_epoch"], manifest["parent_commit"]) == (9, 6, run.tags()["epoch-6"])
     assert manifest["contributors"] == {"ann": 270}
     loaded = [run.loaded(revision) for revision in (None, "epoch-9", "epoch-6")]
@@ -195,7 +196,7 @@ def test_a_byte_that_was_flipped_on_the_hub_is_refused_by_file_and_tensor(publis
 
     run = publishing("damaged-run")
     run.publish(3)
-    files = json.loads(run.read("checkpoint_manifest.json"))["manifest"]["files"]
+    files = json.loads(run.read("checkpoint_manifest.json"))["files"]
     for name, tensor in [("model.safetensors", -1), ("optimizer_state.safetensors", 0)]:
         digest, tensor = files[name]["sha256"], sorted(files[name]["tensors"])[tensor]
         stored = run.material.hub.root / "objects" / digest[:2] / digest[2:4] / digest
@@ -230,7 +231,7 @@ def test_a_rollback_restores_an_epoch_bit_by_bit_in_one_commit_and_the_run_goes_
     # A publisher of the old generation can publish no more, one of the new generation goes on from epoch 3.
     assert run.publish(6)["published"] == 6
     assert run.titles()[-1] == "Checkpoint of epoch 6"
-    manifest = json.loads(run.read("checkpoint_manifest.json"))["manifest"]
+    manifest = json.loads(run.read("checkpoint_manifest.json"))
     assert (manifest["generation"], manifest["epoch"], manifest["parent_epoch"]) == (1, 6, 3)
     # The epoch that was taken back is still there under a longer name.
     (kept,) = [name for name in run.tags() if name.startswith("epoch-6-before-")]
@@ -302,7 +303,8 @@ def test_a_stolen_token_makes_nobody_a_publisher(publishing):
     thief, text = key_of(run, "thief"), run.read("publisher_keys.json")
     listed, signed = json.loads(text), json.loads(run.read("checkpoint_manifest.json"))
     listed["keys"].append(dict(key=thief.public, roles=["publisher"], added_at=1, revoked_at=None))
-    manifest = dict(signed, public_key=thief.public, signature=thief.sign(canonical_json(signed["manifest"])))
+    manifest = {name: value for name, value in signed.items() if name != "signature"} | {"key": thief.public}
+    manifest["signature"] = thief.sign(signed_bytes("checkpoint", manifest))
     for path, values in (("publisher_keys.json", listed), ("checkpoint_manifest.json", manifest)):
         content = json.dumps(values).encode()
         run.material.api.upload_file(repo_id=run.repository, path_in_repo=path, path_or_fileobj=content)

@@ -111,7 +111,7 @@ def test_checkpoints_go_on_through_an_outage_of_the_hub_the_publishers_death_and
         assert last.wait_for("evaluation")["loss"] == pytest.approx(before, abs=1e-5)
         count = len(second.looks())
         second.wait_until(lambda look: look["published_epoch"] > epoch, "published in the new generation", after=count)
-        manifest = json.loads(training_material.file(repository, "checkpoint_manifest.json").read_text())["manifest"]
+        manifest = json.loads(training_material.file(repository, "checkpoint_manifest.json").read_text())
         assert manifest["generation"] == 1 and manifest["parent_epoch"] == epoch
     commits = [commit.title for commit in training_material.api.list_repo_commits(repository)]
     assert len(commits) <= 2 * MAX_COMMITS, "each of two peers has kept to its budget"

@@ -36,12 +36,10 @@ print(all(changed), RunSnapshot.read(repository).run.authorization_service)
 
 
 def test_settings_change_on_top_of_commits_that_come_in_between(hub):
-    from cryptography.hazmat.primitives.asymmetric import ed25519
-
-    from pipelines.core.admission.tokens import public_text
+    from pipelines.core.signing.publisher_keys import PublisherKey
 
     publish_run(hub, "org/busy-run", tiny_run().to_json())
-    key = public_text(ed25519.Ed25519PrivateKey.generate())
+    key = PublisherKey.generate().public
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", PROGRAM, "org/busy-run", key],
         env={**os.environ, **hub.environment(), "HF_TOKEN": hub.alice_token},

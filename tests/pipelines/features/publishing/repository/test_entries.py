@@ -7,12 +7,12 @@ import pytest
 from huggingface_hub import CommitOperationAdd, HfApi, constants
 from swarm_of_processes import tiny_run
 
-from pipelines.core.signing.publisher_keys import PublisherKey, canonical_json
+from pipelines.core.signing.publisher_keys import PublisherKey
+from pipelines.core.signing.signed_statement import signed_bytes
 from pipelines.core.swarm_time import SWARM_TIME
 from pipelines.features.publishing.auxiliary.entry_keeping import entered_run
 from pipelines.features.publishing.repository.announcements import announce_auxiliary, announce_entry
 from pipelines.features.publishing.repository.entries import (
-    DOMAIN,
     LIFETIME_SECONDS,
     RENEWAL_SECONDS,
     EntriesRefusedError,
@@ -46,10 +46,9 @@ ENTRIES = SignedEntries(run_id="birds", addresses=(OURS, OTHERS), time=NOW)
 
 
 def test_signed_entries_come_back_as_they_were(new_key, keys, run):
-    text = ENTRIES.signed(new_key("publisher"))
-    assert SignedEntries.read(text, keys, run, NOW) == ENTRIES
-    for now in (NOW - LIFETIME_SECONDS, NOW + LIFETIME_SECONDS):
-        assert SignedEntries.read(text, keys, run, now) == ENTRIES
+    text, entries = ENTRIES.signed(new_key("publisher")), dataclasses.replace(ENTRIES, key=new_key("publisher").public)
+    for now in (NOW, NOW - LIFETIME_SECONDS, NOW + LIFETIME_SECONDS):
+        assert SignedEntries.read(text, keys, run, now) == entries
 
 
 @pytest.mark.parametrize("seconds", [-LIFETIME_SECONDS - 1, LIFETIME_SECONDS + 1])
@@ -67,7 +66,7 @@ def test_only_a_publisher_that_is_listed_and_not_revoked_signs_entries(new_key, 
     with pytest.raises(EntriesRefusedError, match=r"one of the 0 publishers of birds"):
         SignedEntries.read(text, keys.revoking(publisher, now=NOW), run, NOW + 1)
     values = json.loads(text)
-    values["entries"]["addresses"] = [HOSTILE]
+    values["addresses"] = [HOSTILE]
     with pytest.raises(EntriesRefusedError, match=r"is not signed by one of the 1 publishers"):
         SignedEntries.read(json.dumps(values), keys, run, NOW)
 
@@ -78,10 +77,7 @@ def test_only_a_publisher_that_is_listed_and_not_revoked_signs_entries(new_key, 
         (dict(run_id="fish"), "is of run fish, expected birds"),
         (dict(addresses=("no address",)), "cannot be read .*expected at most 64 multiaddresses"),
         (dict(addresses=(OURS,) * 65), "cannot be read .*expected at most 64 multiaddresses"),
-        (dict(addresses=4), "cannot be read"),
-        (dict(time="now"), "cannot be read"),
         (dict(time=1e300), "cannot be read"),
-        (dict(format_version=2), "cannot be read .*format 2; this package knows 1"),
     ],
 )
 def test_what_a_publisher_signed_wrongly_is_named(new_key, keys, run, changes, words):
@@ -90,20 +86,23 @@ def test_what_a_publisher_signed_wrongly_is_named(new_key, keys, run, changes, w
         SignedEntries.read(text, keys, run, NOW)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{", '{"entries": {}}', "[" * 10**5, " " * 2**17, '{"entries": 1e999}'])
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"addresses": 4}', "[" * 10**5, " " * 2**17, '{"time": 1e999}'])
 def test_a_hostile_text_is_refused(keys, run, text):
     with pytest.raises(EntriesRefusedError, match=r"entries\.json of birds cannot be read"):
         SignedEntries.read(text, keys, run, NOW)
 
 
 def test_another_statement_of_a_publisher_is_no_list_of_entries(new_key, keys, run):
-    """The manifest of a checkpoint is signed with the same key, without this domain."""
-    values, key = dataclasses.asdict(ENTRIES), new_key("publisher")
-    signed = dict(entries=values, public_key=key.public, signature=key.sign(canonical_json(values)))
-    with pytest.raises(EntriesRefusedError, match="is not signed by one of"):
-        SignedEntries.read(json.dumps(signed), keys, run, NOW)
-    signed["signature"] = key.sign(DOMAIN + canonical_json(values))
-    assert SignedEntries.read(json.dumps(signed), keys, run, NOW) == ENTRIES
+    """The manifest of a checkpoint is signed with the same key, for its own purpose."""
+    values, key = json.loads(ENTRIES.signed(new_key("publisher"))), new_key("publisher")
+    del values["signature"]
+    for purpose, counts in (("checkpoint", False), ("entries", True)):
+        text = json.dumps(values | {"signature": key.sign(signed_bytes(purpose, values))})
+        if counts:
+            assert SignedEntries.read(text, keys, run, NOW).addresses == ENTRIES.addresses
+            continue
+        with pytest.raises(EntriesRefusedError, match="is not signed by one of"):
+            SignedEntries.read(text, keys, run, NOW)
 
 
 @pytest.fixture

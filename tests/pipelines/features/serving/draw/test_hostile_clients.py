@@ -15,7 +15,6 @@ from stream_peer import HOST
 from tiny_run_parts import GRID, NUM_CODES, TEXT_LENGTH
 
 from modeling_dalle_collab import DalleCollabConfig, DalleCollabForConditionalGeneration, DalleCollabProcessor
-from pipelines.core.admission.tokens import public_text
 from pipelines.core.swarm.streams.asking import open_conversation
 from pipelines.core.swarm.streams.frames import HEADER, Frame, Kind, buffers_of
 from pipelines.core.swarm.streams.introductions import PROTOCOL_VERSION, Introductions
@@ -210,7 +209,7 @@ def test_a_request_for_something_else_reads_what_there_is(run, changes, code, sa
 @pytest.mark.long
 def test_where_an_authority_admits_nobody_else_is_answered(hub, commands, tmp_path):
     with drawn_run(hub, tmp_path, "closed-run") as run, running_service(hub, run.name, tmp_path) as service:
-        address, key = service.address, public_text(service.key)
+        address, key = service.address, service.key.public
         run.change(authorization_service=address, authorization_key=key, entry_addresses=())
         run.assist()
         ready = run.serve("--name", "whoever").wait_for("serving")
@@ -274,7 +273,7 @@ def test_many_peers_at_one_address_have_no_more_room_than_an_address_may_have(hu
 @pytest.mark.long
 def test_where_everybody_may_draw_strangers_do_and_members_alone_serve(hub, commands, tmp_path):
     with drawn_run(hub, tmp_path, "generous-run") as run, running_service(hub, run.name, tmp_path) as service:
-        address, key = service.address, public_text(service.key)
+        address, key = service.address, service.key.public
         run.change(authorization_service=address, authorization_key=key, entry_addresses=(), who_may_draw="everybody")
         run.assist()
         run.serve()
