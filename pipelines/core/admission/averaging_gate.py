@@ -228,12 +228,14 @@ class _GuardedCalls:
         call = getattr(self._averager, name)
         if name in ("rpc_introduce", "rpc_join_group"):  # these check for themselves, see `answer` and `opened`
             return call
-        before = self._check_sender if name == "rpc_aggregate_part" else self._check_introduced
+        before: Callable[[Any, P2PContext], Awaitable[object]] = (
+            self._check_sender if name == "rpc_aggregate_part" else self._check_introduced
+        )
 
-        async def answer_once(request: Any, context: P2PContext) -> Any:
+        async def answer_once(request: object, context: P2PContext) -> object:
             return await call(await before(request, context), context)
 
-        async def answer(request: Any, context: P2PContext) -> AsyncIterator[Any]:
+        async def answer(request: object, context: P2PContext) -> AsyncIterator[object]:
             request = await before(request, context)
             async with contextlib.aclosing(call(request, context)) as messages:
                 async for message in messages:

@@ -6,7 +6,7 @@ import os
 import signal
 from contextvars import ContextVar
 from functools import partial
-from typing import Any
+from typing import Protocol
 
 import hivemind
 from hivemind.dht.node import DHTNode
@@ -113,6 +113,12 @@ def access_token(admission: PeerAdmission) -> auth_pb2.AccessToken:
     return auth_pb2.AccessToken(username=admission.token, public_key=admission.record_key.get_public_key().to_bytes())
 
 
+class AuthorizedRequest(Protocol):
+    """A call of the DHT."""
+
+    auth: auth_pb2.RequestAuthInfo
+
+
 class PeerBoundCalls:
     """The DHT's handlers, which note the `CALLER`, for peers whose libp2p identity is the one in their token, if any.
 
@@ -125,7 +131,7 @@ class PeerBoundCalls:
     def __getattr__(self, name: str) -> object:
         call = getattr(self._calls, name)
 
-        async def check_and_call(request: Any, context: P2PContext) -> Any:
+        async def check_and_call(request: AuthorizedRequest, context: P2PContext) -> object:
             if self._authorizer is not None:
                 self._authorizer.admission_of(request.auth.client_access_token, context.remote_id.to_bytes())
             CALLER.set(context.remote_id)

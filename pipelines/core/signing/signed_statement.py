@@ -120,9 +120,10 @@ def _bytes_of(statement: SignedStatement) -> bytes:
     return signed_bytes(statement.PURPOSE, plain_values(built(type(statement), plain_values(statement))))
 
 
-def plain_values(statement: Any) -> dict[str, Any]:
+def plain_values(statement: SignedStatement) -> dict[str, object]:
     """Return the fields of a statement as JSON has them."""
-    return json.loads(json.dumps(dataclasses.asdict(statement)))
+    plain: dict[str, object] = json.loads(json.dumps(dataclasses.asdict(statement)))
+    return plain
 
 
 def built(kind: type[Built], values: object) -> Built:
@@ -134,7 +135,7 @@ def built(kind: type[Built], values: object) -> Built:
     return kind(**{name: _checked(name, values[name], wanted[name], longest) for name in wanted})
 
 
-def _checked(name: str, value: Any, wanted: Any, longest: int) -> Any:
+def _checked(name: str, value: object, wanted: Any, longest: int) -> Any:
     form, parts = typing.get_origin(wanted), typing.get_args(wanted)
     if form is tuple and isinstance(value, list):
         return tuple(_checked(name, one, parts[0], longest) for one in value)
@@ -142,11 +143,11 @@ def _checked(name: str, value: Any, wanted: Any, longest: int) -> Any:
         return {key: _checked(name, one, parts[1], longest) for key, one in value.items()}
     if form is types.UnionType:  # with None
         return None if value is None else _checked(name, value, parts[0], longest)
-    if dataclasses.is_dataclass(wanted):
-        return built(typing.cast("type[Any]", wanted), value)
+    if dataclasses.is_dataclass(wanted) and isinstance(wanted, type):
+        return built(wanted, value)
     if wanted is float:
-        if type(value) in (int, float) and math.isfinite(value):
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
             return float(value)
-    elif type(value) is wanted and (wanted is not str or len(value) <= longest):
+    elif type(value) is wanted and (not isinstance(value, str) or len(value) <= longest):
         return value
     raise ValueError(f"{name} is {str(value)[:40]!r}; expected {getattr(wanted, '__name__', wanted)}")

@@ -10,7 +10,7 @@ import heapq
 import itertools
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from functools import partial
-from typing import Any
+from typing import TypedDict
 
 from hivemind.dht.node import DHTNode
 from hivemind.dht.protocol import DHTProtocol
@@ -95,6 +95,16 @@ class RecordLimits(RecordValidatorBase):
         return True
 
 
+class StoredProgress(TypedDict):
+    """A record of progress, as hivemind's schema has it."""
+
+    epoch: int
+    samples_accumulated: int
+    samples_per_second: float
+    time: float
+    peer_id: bytes
+
+
 class ProgressBounds(RecordValidatorBase):
     """Refuses progress of which a reader would make nonsense: hivemind's schema lets infinite speeds and times pass."""
 
@@ -109,7 +119,7 @@ class ProgressBounds(RecordValidatorBase):
         return progress is None or is_possible_progress(progress, get_dht_time())
 
 
-def is_possible_progress(progress: Mapping[str, Any], now: float) -> bool:
+def is_possible_progress(progress: StoredProgress, now: float) -> bool:
     """Tell whether a peer can have written this: counts and speeds are bounded, and the time is not to come."""
     # A comparison with NaN is false.
     return (
@@ -228,7 +238,13 @@ def _is_valid(protocol: DHTProtocol, key: bytes, owner: object, value: bytes, ex
         return False
 
 
-async def find_bounded(find: Callable[..., Awaitable[Any]], peer: PeerID, keys: Collection[DHTID]) -> Any:
+Found = Mapping[DHTID, tuple[ValueWithExpiration | None, Mapping[DHTID, PeerID]]]
+"""What a node answers: of each key the value, if it has one, and the nearest nodes."""
+
+
+async def find_bounded(
+    find: Callable[[PeerID, Collection[DHTID]], Awaitable[Found | None]], peer: PeerID, keys: Collection[DHTID]
+) -> Found | None:
     """Ask a node as `DHTProtocol.call_find` does, and believe nothing that it says of its records as a whole.
 
     An answer that lasts for ever ends hivemind's search with that answer; a size that is no number, with none at all.

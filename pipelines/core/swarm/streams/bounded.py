@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 from hivemind.p2p import P2P
 from hivemind.p2p.p2p_daemon_bindings.datastructures import StreamInfo
@@ -17,13 +16,11 @@ STREAMS_PER_PEER, STREAMS_PER_ADDRESS, STREAMS = 64, 512, 2048
 SECONDS_TO_SPEAK = 30.0
 """After which a stream is closed on which nothing has come: who averages greets at once."""
 
-Answer = Callable[[StreamInfo, Any, asyncio.StreamWriter], Awaitable[None]]
-
 
 class BegunReader:
     """Reads a stream whose first bytes have been read already."""
 
-    def __init__(self, first: bytes, reader: asyncio.StreamReader) -> None:
+    def __init__(self, first: bytes, reader: "asyncio.StreamReader | BegunReader") -> None:
         self._first, self._reader = first, reader
 
     async def readexactly(self, number: int) -> bytes:
@@ -32,11 +29,14 @@ class BegunReader:
         return first + await self._reader.readexactly(number - len(first)) if len(first) < number else first
 
 
+Answer = Callable[[StreamInfo, asyncio.StreamReader | BegunReader, asyncio.StreamWriter], Awaitable[None]]
+
+
 def bounded_answer(answer: Answer, places: Quota, seconds_to_speak: float = SECONDS_TO_SPEAK) -> Answer:
     """Return what answers a stream while its peer has a place, as soon as the peer has said something."""
 
     async def answer_within_bounds(
-        info: StreamInfo, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        info: StreamInfo, reader: asyncio.StreamReader | BegunReader, writer: asyncio.StreamWriter
     ) -> None:
         try:
             with places.taken_during(stream_client_of(info.peer_id, str(info.addr)), 1):

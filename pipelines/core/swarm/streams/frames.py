@@ -11,7 +11,6 @@ import math
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import msgpack
 import torch
@@ -51,7 +50,7 @@ class Frame:
     """One frame."""
 
     kind: Kind
-    body: Mapping[str, Any] = field(default_factory=dict)
+    body: Mapping[str, object] = field(default_factory=dict)
     """Anything that msgpack writes, without its extension types; the services check the values."""
 
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
@@ -127,7 +126,7 @@ async def read_rest(reader: asyncio.StreamReader, header: FrameHeader) -> Frame:
     return Frame(kind=header.kind, body=body, tensors=tensors)
 
 
-def _unpacked(content: bytes) -> tuple[dict[str, Any], list[tuple[str, str, list[int]]]]:
+def _unpacked(content: bytes) -> tuple[dict[str, object], list[tuple[str, str, list[int]]]]:
     try:
         values = msgpack.unpackb(content, raw=False, ext_hook=_refuse_extension, strict_map_key=True)
         body, listed = values["body"], values["tensors"]
