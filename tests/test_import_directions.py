@@ -20,7 +20,6 @@ ROOMS = {
     "core.child_watch": "",
     "core.equal_arithmetic": "",
     "core.swarm_time": "",
-    "core.thread_choice": "",
     "core.torch_devices": "",
     "core.admission": "core.child_watch hub_tools",
     "core.signing": "hub_tools",
@@ -28,7 +27,7 @@ ROOMS = {
     "core.swarm": "core.admission core.child_watch core.swarm_time hub_tools",
     "core.averaging": "core.admission core.child_watch core.equal_arithmetic core.swarm",
     "core.averaging.reduce": "core.equal_arithmetic core.run",
-    "core.gradients": "core.run core.thread_choice core.torch_devices",
+    "core.gradients": "core.run",
     "core.optimizers": "core.block_quantisation core.equal_arithmetic core.run",
     "core.averaging.wire": "core.averaging.reduce core.block_quantisation core.run",
     "core.state": "core.admission core.averaging core.optimizers core.signing core.swarm hub_tools",
@@ -38,6 +37,7 @@ ROOMS = {
     "core.peer": (
         "core.admission core.averaging core.epoch core.gradients core.run core.state core.swarm core.torch_devices"
     ),
+    "features.local_computation": "core.gradients core.run core.torch_devices",
     "features.memory_estimate": "core.run hub_tools modeling_dalle_collab",
     "features.memory_estimate.models": "modeling_dalle_collab",
     "features.admission_service": "core.admission hub_tools",
@@ -92,7 +92,7 @@ ROOMS = {
     "tasks.setting_list": "core.run",
     "tasks.streaming": "core.run hub_tools",
     "tasks.text_to_image.generation": (
-        "core.thread_choice core.torch_devices features.memory_estimate tasks.text_to_image.clip "
+        "core.torch_devices features.local_computation features.memory_estimate tasks.text_to_image.clip "
         "tasks.text_to_image.image_codes hub_tools modeling_dalle_collab"
     ),
     "tasks.text_to_image": (
@@ -112,7 +112,7 @@ ROOMS = {
     "tasks.choice": (
         "core.run features.publishing.publishable_task tasks.language_modeling tasks.setting_list tasks.text_to_image"
     ),
-    "tasks.device_program": "core.gradients core.run tasks.choice",
+    "tasks.device_program": "core.gradients core.run features.local_computation tasks.choice",
     "tools.pages.page_style": "",
     "tools.pages.text": "",
     "tools.pages.table_order": "",
@@ -173,7 +173,7 @@ PRICED = {
     "torchmetrics": ("pipelines/features/evaluation/",),
     "seqeval": ("pipelines/tasks/language_modeling/evaluation/labelled_samples.py",),
     "accelerate": (
-        "pipelines/core/gradients/device_group.py",
+        "pipelines/features/local_computation/device_group.py",
         "pipelines/tasks/text_to_image/finetuning/finetuning.py",
         "pipelines/features/publishing/metrics/trackers.py",
     ),

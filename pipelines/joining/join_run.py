@@ -18,6 +18,7 @@ from pipelines.core.run.training_run import TrainingRun
 from pipelines.core.swarm.network_options import NetworkOptions
 from pipelines.features.all_records import ALL_RECORDS
 from pipelines.features.ledger.leases.leasing import open_lease
+from pipelines.features.local_computation.local_computation import LocalComputation
 from pipelines.features.publishing.publishable_task import OpenTask
 from pipelines.features.publishing.repository.generation_watch import GenerationWatch, watching_generation
 from pipelines.features.publishing.repository.key_list import TrustedKeys
@@ -79,7 +80,11 @@ def join_run(
         network=network,
         compute=compute,
         parts=dataclasses.replace(
-            parts, username=parts.username or hub_username(), record_kinds=ALL_RECORDS, open_lease=open_lease
+            parts,
+            username=parts.username or hub_username(),
+            record_kinds=ALL_RECORDS,
+            open_lease=open_lease,
+            new_computation=LocalComputation,
         ),
         fetch_checkpoint=lambda: newest_checkpoint(snapshot, task),
         watch_run=partial(_watched, repository, run, keys),

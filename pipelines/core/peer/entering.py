@@ -16,6 +16,7 @@ from huggingface_hub import get_token
 from pipelines.core.admission.client import PeerAdmission, seek_admission
 from pipelines.core.epoch.gradient_averager import SwarmGradientAverager
 from pipelines.core.epoch.hivemind_options import reply_seconds
+from pipelines.core.gradients.machine_computation import MachineComputation, NewComputation
 from pipelines.core.peer.data_lease import DataLease, OpenLease, no_lease
 from pipelines.core.peer.pausing import stop_on_signals
 from pipelines.core.peer.prefetching import prefetched
@@ -76,6 +77,8 @@ class PeerContext:
     """Kinds of records that the swarm has besides the core's."""
 
     open_lease: OpenLease = no_lease
+    new_computation: NewComputation = MachineComputation
+    """What computes gradients on this machine."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,6 +185,7 @@ def enter_run(
                 record_kinds=parts.record_kinds,
                 anchor_keys=anchor_keys,
                 lease=lease,
+                new_computation=parts.new_computation,
             )
         )
         # Signals must kill hivemind's children, so they are forked before.

@@ -13,8 +13,7 @@ from pipelines.core.admission.dht_gate import SwarmDHT
 from pipelines.core.averaging.reduce.suspects import Suspect
 from pipelines.core.epoch.assembly import make_optimizer
 from pipelines.core.epoch.gradient_averager import SwarmGradientAverager
-from pipelines.core.gradients.gpu_memory import off_the_gpu
-from pipelines.core.gradients.local_computation import LocalComputation
+from pipelines.core.gradients.machine_computation import MachineComputation, NewComputation
 from pipelines.core.peer.data_lease import DataLease
 from pipelines.core.peer.handing_over import hand_over
 from pipelines.core.peer.pausing import PauseSwitch, take_break
@@ -57,10 +56,11 @@ class TrainingPeer:
         anchor_keys: AnchorKeys = tuple,
         record_kinds: Collection[RecordKind] = (),
         lease: DataLease | None = None,
+        new_computation: NewComputation = MachineComputation,
     ) -> None:
         """`record_kinds`: that the swarm has besides the core's; `lease`: None: nobody tells this peer what to read."""
         self.task, self.run, self.network, self.compute = task, task.run, network, compute
-        self.computation = LocalComputation(task, compute, place=place)
+        self.computation = new_computation(task, compute, place)
         self.model = self.computation.model
         self.records = SwarmRecords(dht, self.run.swarm_id, admission=admission, kinds=record_kinds)
         self.num_samples = 0
@@ -206,7 +206,7 @@ class TrainingPeer:
 
     def _rest(self, stop: threading.Event) -> None:
         self.num_samples -= self.optimizer.suspend()
-        bring_back = off_the_gpu(self.optimizer.own_tensors())
+        bring_back = self.computation.make_room(self.optimizer.own_tensors())
         logger.info("Paused at epoch %d; the state is kept.", self.optimizer.local_epoch)
         self.pause_switch.wait_until_off(stop)
         if not stop.is_set():
