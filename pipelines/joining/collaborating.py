@@ -16,7 +16,6 @@ from pipelines.core.epoch.assembly import make_optimizer
 from pipelines.core.epoch.hivemind_options import reply_seconds
 from pipelines.core.epoch.optimizer import SwarmOptimizer
 from pipelines.core.optimizers.choice import optimizer_parts
-from pipelines.core.optimizers.own import own_optimizer_parts
 from pipelines.core.peer.entering import admitted
 from pipelines.core.peer.handing_over import hand_over
 from pipelines.core.run.training_run import TrainingRun
@@ -24,6 +23,7 @@ from pipelines.core.swarm.network_options import NetworkOptions
 from pipelines.core.swarm.node import open_dht, visible_addresses
 from pipelines.core.swarm.records import SwarmRecords
 from pipelines.features.all_records import ALL_RECORDS
+from pipelines.joining.own_optimizer import own_optimizer_parts
 
 logger = logging.getLogger(__name__)
 
