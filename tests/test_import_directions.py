@@ -44,6 +44,7 @@ ROOMS = {
     "features.held_out_loss": "core.run",
     "features.machine": "core.run core.swarm",
     "features.publishing.publishable_task": "core.run features.memory_estimate",
+    "features.reachability": "core.admission core.swarm",
     "features.servers": "core.admission core.swarm",
     "features.audits": "core.averaging core.equal_arithmetic core.swarm",
     "features.bandwidth": "core.averaging core.run core.swarm hub_tools",
@@ -65,14 +66,14 @@ ROOMS = {
     "features.serving": (
         "core.admission core.averaging core.epoch core.peer core.run core.swarm core.torch_devices "
         "features.admission_service features.all_records features.machine features.publishing.repository "
-        "features.servers tasks.text_to_image.generation tasks.text_to_image.image_codes hub_tools "
-        "modeling_dalle_collab"
+        "features.reachability features.servers tasks.text_to_image.generation tasks.text_to_image.image_codes "
+        "hub_tools modeling_dalle_collab"
     ),
     "features.publishing.auxiliary": (
         "core.admission core.epoch core.peer core.run core.signing core.state core.swarm core.swarm_time "
         "features.all_records features.anchors features.held_out_loss features.ledger "
         "features.publishing.card features.publishing.metrics features.publishing.publishable_task "
-        "features.publishing.repository features.servers hub_tools"
+        "features.publishing.repository features.reachability features.servers hub_tools"
     ),
     "features.evaluation": (
         "core.run features.held_out_loss features.memory_estimate features.publishing.metrics "
@@ -179,6 +180,7 @@ PRICED = {
     ),
     "hivemind": (
         "pipelines/core/swarm/",
+        "pipelines/features/reachability/",
         "pipelines/features/servers/",
         "pipelines/core/admission/",
         "pipelines/features/audits/",

@@ -24,6 +24,7 @@ from pipelines.features.publishing.repository.generation_watch import Generation
 from pipelines.features.publishing.repository.key_list import TrustedKeys
 from pipelines.features.publishing.repository.run_bucket import newest_checkpoint
 from pipelines.features.publishing.repository.snapshot import RunSnapshot, signed_epoch
+from pipelines.features.reachability.dial_back import offer_dial_back
 
 logger = logging.getLogger(__name__)
 
@@ -83,6 +84,7 @@ def join_run(
             parts,
             username=parts.username or hub_username(),
             record_kinds=ALL_RECORDS,
+            services=[offer_dial_back],
             open_lease=open_lease,
             new_computation=LocalComputation,
         ),

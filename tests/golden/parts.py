@@ -34,7 +34,6 @@ from pipelines.core.signing.publisher_keys import PublisherKey
 from pipelines.core.state.digest import StateManifest
 from pipelines.core.state.download import manifest_request, tensors_request
 from pipelines.core.state.exchange import SERVICE
-from pipelines.core.swarm.dial_back import DialBack
 from pipelines.core.swarm.peer_records import AuxiliaryStatus, PeerIntroduction, PeerMetrics, StateRecord
 from pipelines.core.swarm.records import SwarmRecords
 from pipelines.core.swarm.streams.server import handler_name
@@ -43,6 +42,7 @@ from pipelines.features.publishing.auxiliary.auxiliary_options import AuxiliaryO
 from pipelines.features.publishing.auxiliary.publishing.publisher_election import candidacy
 from pipelines.features.publishing.repository.key_list import ROLES, KeyList
 from pipelines.features.publishing.repository.snapshot import RunSnapshot
+from pipelines.features.reachability.dial_back import DialBack
 from pipelines.features.servers.server_list import ServerList
 from pipelines.features.sparse.announcement import Announcement, receipt_statement
 from pipelines.tasks.text_to_image.model import initial_model

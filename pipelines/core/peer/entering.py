@@ -5,7 +5,7 @@ import dataclasses
 import logging
 import os
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -33,7 +33,7 @@ from pipelines.core.state.anchors import AnchorKeys
 from pipelines.core.state.transfer import ShowProgress
 from pipelines.core.swarm.forks import set_aside_what_exists
 from pipelines.core.swarm.network_options import NetworkOptions
-from pipelines.core.swarm.node import open_dht
+from pipelines.core.swarm.node import OfferService, open_dht
 from pipelines.core.swarm.records import RecordKind
 from pipelines.core.torch_devices import num_cores, wanted_threads
 
@@ -75,6 +75,9 @@ class PeerContext:
 
     record_kinds: Collection[RecordKind] = ()
     """Kinds of records that the swarm has besides the core's."""
+
+    services: Sequence[OfferService] = ()
+    """What other nodes may ask this one for, besides the core's."""
 
     open_lease: OpenLease = no_lease
     new_computation: NewComputation = MachineComputation
@@ -166,7 +169,14 @@ def enter_run(
         patience = reply_seconds(run)
         set_aside_what_exists()
         dht = stack.enter_context(
-            open_dht(name, run.entry_addresses, network, admission=admission, reply_seconds=patience)
+            open_dht(
+                name,
+                run.entry_addresses,
+                network,
+                admission=admission,
+                reply_seconds=patience,
+                services=parts.services,
+            )
         )
         username = parts.username or admission.username
         own_seed = stable_seed(run.run_id, dht.peer_id) if seed is None else seed
