@@ -43,6 +43,7 @@ ROOMS = {
     "features.admission_service": "core.admission hub_tools",
     "features.held_out_loss": "core.run",
     "features.machine": "core.run core.swarm",
+    "features.publishing.checkpoint_tensors": "core.optimizers hub_tools",
     "features.publishing.publishable_task": "core.run features.memory_estimate",
     "features.reachability": "core.admission core.swarm",
     "features.servers": "core.admission core.swarm",
@@ -72,8 +73,9 @@ ROOMS = {
     "features.publishing.auxiliary": (
         "core.admission core.epoch core.peer core.run core.signing core.state core.swarm core.swarm_time "
         "features.all_records features.anchors features.held_out_loss features.ledger "
-        "features.publishing.card features.publishing.metrics features.publishing.publishable_task "
-        "features.publishing.repository features.reachability features.servers hub_tools"
+        "features.publishing.card features.publishing.checkpoint_tensors features.publishing.metrics "
+        "features.publishing.publishable_task features.publishing.repository features.reachability features.servers "
+        "hub_tools"
     ),
     "features.evaluation": (
         "core.run features.held_out_loss features.memory_estimate features.publishing.metrics "
@@ -82,7 +84,8 @@ ROOMS = {
     ),
     "features.hub_rounds": (
         "core.averaging core.gradients core.optimizers core.peer core.run core.signing core.state core.swarm "
-        "features.open_runs features.publishing.auxiliary features.publishing.metrics features.sparse hub_tools"
+        "features.open_runs features.publishing.auxiliary features.publishing.checkpoint_tensors "
+        "features.publishing.metrics features.sparse hub_tools"
     ),
     "features.open_runs": "hub_tools",
     "tasks.presets": "",

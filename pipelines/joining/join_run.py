@@ -19,6 +19,7 @@ from pipelines.core.swarm.network_options import NetworkOptions
 from pipelines.features.all_records import ALL_RECORDS
 from pipelines.features.ledger.leases.leasing import open_lease
 from pipelines.features.local_computation.local_computation import LocalComputation
+from pipelines.features.publishing.checkpoint_tensors import loader_of
 from pipelines.features.publishing.publishable_task import OpenTask
 from pipelines.features.publishing.repository.generation_watch import GenerationWatch, watching_generation
 from pipelines.features.publishing.repository.key_list import TrustedKeys
@@ -88,7 +89,7 @@ def join_run(
             open_lease=open_lease,
             new_computation=LocalComputation,
         ),
-        fetch_checkpoint=lambda: newest_checkpoint(snapshot, task),
+        fetch_checkpoint=lambda: loader_of(newest_checkpoint(snapshot, task)),
         watch_run=partial(_watched, repository, run, keys),
         anchor_keys=keys.anchors,
         reached_epoch=signed_epoch(snapshot),

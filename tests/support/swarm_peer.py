@@ -27,6 +27,7 @@ from pipelines.core.run.task import mean_loss
 from pipelines.core.run.training_run import TrainingRun
 from pipelines.core.swarm.network_options import NetworkOptions
 from pipelines.core.swarm.node import visible_addresses
+from pipelines.features.publishing.checkpoint_tensors import loader_of
 from pipelines.tools.process_table import group_members
 
 
@@ -116,7 +117,7 @@ def main(settings: dict) -> None:
     )  # fmt: skip
     with enter_run(
         task, "test/run", network=network, compute=compute, parts=parts,
-        fetch_checkpoint=lambda: Path(checkpoint) if checkpoint else None,
+        fetch_checkpoint=lambda: loader_of(Path(checkpoint) if checkpoint else None),
         anchor_keys=lambda: settings.get("anchor_keys", ()),
     ) as membership:  # fmt: skip
         peer, stop, dht, source = membership.peer, membership.stop, entered["dht"], entered["state"]

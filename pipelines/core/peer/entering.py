@@ -7,7 +7,6 @@ import os
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -21,7 +20,7 @@ from pipelines.core.peer.data_lease import DataLease, OpenLease, no_lease
 from pipelines.core.peer.pausing import stop_on_signals
 from pipelines.core.peer.prefetching import prefetched
 from pipelines.core.peer.reports import StepReport
-from pipelines.core.peer.training_peer import TrainingPeer
+from pipelines.core.peer.training_peer import FetchCheckpoint, TrainingPeer
 from pipelines.core.peer.volunteer import ANONYMOUS, EventHandler, ignore_events
 from pipelines.core.run.admission_config import admission_config_of
 from pipelines.core.run.compute_options import ComputeOptions
@@ -143,7 +142,7 @@ def enter_run(
     network: NetworkOptions,
     compute: ComputeOptions,
     parts: PeerContext = PeerContext(),
-    fetch_checkpoint: Callable[[], Path | None] = lambda: None,
+    fetch_checkpoint: FetchCheckpoint = lambda: None,
     watch_run: WatchRun | None = None,
     anchor_keys: AnchorKeys = tuple,
     reached_epoch: int = 0,
