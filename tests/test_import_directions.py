@@ -20,7 +20,6 @@ ROOMS = {
     "core.child_watch": "",
     "core.equal_arithmetic": "",
     "core.swarm_time": "",
-    "core.thread_choice": "",
     "core.torch_devices": "",
     "core.named_features": "",
     "core.admission": "core.child_watch core.named_features core.signing hub_tools",
@@ -29,7 +28,7 @@ ROOMS = {
     "core.swarm": "core.admission core.child_watch core.signing core.swarm_time hub_tools",
     "core.averaging": "core.admission core.child_watch core.equal_arithmetic core.swarm",
     "core.averaging.reduce": "core.equal_arithmetic core.run",
-    "core.gradients": "core.run core.thread_choice core.torch_devices",
+    "core.gradients": "core.run",
     "core.optimizers": "core.block_quantisation core.equal_arithmetic core.run",
     "core.averaging.wire": "core.averaging.reduce core.block_quantisation core.run core.signing",
     "core.state": "core.admission core.averaging core.optimizers core.signing core.swarm hub_tools",
@@ -39,12 +38,15 @@ ROOMS = {
     "core.peer": (
         "core.admission core.averaging core.epoch core.gradients core.run core.state core.swarm core.torch_devices"
     ),
+    "features.local_computation": "core.gradients core.run core.torch_devices",
     "features.memory_estimate": "core.run hub_tools modeling_dalle_collab",
     "features.memory_estimate.models": "modeling_dalle_collab",
     "features.admission_service": "core.admission core.signing core.swarm_time hub_tools",
     "features.held_out_loss": "core.run",
     "features.machine": "core.run core.swarm",
+    "features.publishing.checkpoint_tensors": "core.optimizers hub_tools",
     "features.publishing.publishable_task": "core.run features.memory_estimate",
+    "features.reachability": "core.admission core.swarm",
     "features.servers": "core.admission core.swarm",
     "features.audits": "core.averaging core.equal_arithmetic core.swarm",
     "features.bandwidth": "core.averaging core.run core.swarm hub_tools",
@@ -67,14 +69,15 @@ ROOMS = {
     "features.serving": (
         "core.admission core.averaging core.epoch core.peer core.run core.swarm core.torch_devices "
         "features.admission_service features.all_records features.machine features.publishing.repository "
-        "features.servers tasks.text_to_image.generation tasks.text_to_image.image_codes hub_tools "
-        "modeling_dalle_collab"
+        "features.reachability features.servers tasks.text_to_image.generation tasks.text_to_image.image_codes "
+        "hub_tools modeling_dalle_collab"
     ),
     "features.publishing.auxiliary": (
         "core.admission core.epoch core.peer core.run core.signing core.state core.swarm core.swarm_time "
         "features.all_records features.anchors features.held_out_loss features.ledger "
-        "features.publishing.card features.publishing.metrics features.publishing.publishable_task "
-        "features.publishing.repository features.servers hub_tools"
+        "features.publishing.card features.publishing.checkpoint_tensors features.publishing.metrics "
+        "features.publishing.publishable_task features.publishing.repository features.reachability features.servers "
+        "hub_tools"
     ),
     "features.evaluation": (
         "core.run features.held_out_loss features.memory_estimate features.publishing.metrics "
@@ -83,7 +86,8 @@ ROOMS = {
     ),
     "features.hub_rounds": (
         "core.averaging core.gradients core.optimizers core.peer core.run core.signing core.state core.swarm "
-        "features.open_runs features.publishing.auxiliary features.publishing.metrics features.sparse hub_tools"
+        "features.open_runs features.publishing.auxiliary features.publishing.checkpoint_tensors "
+        "features.publishing.metrics features.sparse hub_tools"
     ),
     "features.open_runs": "hub_tools",
     "tasks.presets": "",
@@ -94,7 +98,7 @@ ROOMS = {
     "tasks.setting_list": "core.run",
     "tasks.streaming": "core.run hub_tools",
     "tasks.text_to_image.generation": (
-        "core.thread_choice core.torch_devices features.memory_estimate tasks.text_to_image.clip "
+        "core.torch_devices features.local_computation features.memory_estimate tasks.text_to_image.clip "
         "tasks.text_to_image.image_codes hub_tools modeling_dalle_collab"
     ),
     "tasks.text_to_image": (
@@ -114,7 +118,7 @@ ROOMS = {
     "tasks.choice": (
         "core.run features.publishing.publishable_task tasks.language_modeling tasks.setting_list tasks.text_to_image"
     ),
-    "tasks.device_program": "core.gradients core.run tasks.choice",
+    "tasks.device_program": "core.gradients core.run features.local_computation tasks.choice",
     "tools.pages.page_style": "",
     "tools.pages.text": "",
     "tools.pages.table_order": "",
@@ -175,12 +179,13 @@ PRICED = {
     "torchmetrics": ("pipelines/features/evaluation/",),
     "seqeval": ("pipelines/tasks/language_modeling/evaluation/labelled_samples.py",),
     "accelerate": (
-        "pipelines/core/gradients/device_group.py",
+        "pipelines/features/local_computation/device_group.py",
         "pipelines/tasks/text_to_image/finetuning/finetuning.py",
         "pipelines/features/publishing/metrics/trackers.py",
     ),
     "hivemind": (
         "pipelines/core/swarm/",
+        "pipelines/features/reachability/",
         "pipelines/features/servers/",
         "pipelines/core/admission/",
         "pipelines/features/audits/",

@@ -16,7 +16,6 @@ from pipelines.core.epoch.assembly import make_optimizer
 from pipelines.core.epoch.hivemind_options import reply_seconds
 from pipelines.core.epoch.optimizer import SwarmOptimizer
 from pipelines.core.optimizers.choice import optimizer_parts
-from pipelines.core.optimizers.own import own_optimizer_parts
 from pipelines.core.peer.entering import admitted
 from pipelines.core.peer.handing_over import hand_over
 from pipelines.core.run.training_run import TrainingRun
@@ -24,6 +23,8 @@ from pipelines.core.swarm.network_options import NetworkOptions
 from pipelines.core.swarm.node import open_dht, visible_addresses
 from pipelines.core.swarm.records import SwarmRecords
 from pipelines.features.all_records import ALL_RECORDS
+from pipelines.features.reachability.dial_back import offer_dial_back
+from pipelines.joining.own_optimizer import own_optimizer_parts
 
 logger = logging.getLogger(__name__)
 
@@ -151,7 +152,15 @@ def collaborate(
     with _the_only_one(name), _ended_by_ctrl_c(), contextlib.ExitStack() as stack:
         network, admission = stack.enter_context(admitted(run, name, network))
         dht = stack.enter_context(
-            open_dht(name, addresses, network, admission=admission, reply_seconds=reply_seconds(run), own_group=True)
+            open_dht(
+                name,
+                addresses,
+                network,
+                admission=admission,
+                reply_seconds=reply_seconds(run),
+                own_group=True,
+                services=[offer_dial_back],
+            )
         )
         records = SwarmRecords(dht, run.swarm_id, admission=admission, kinds=ALL_RECORDS).open()
         swarm = make_optimizer(

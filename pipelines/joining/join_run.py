@@ -18,11 +18,14 @@ from pipelines.core.run.training_run import TrainingRun
 from pipelines.core.swarm.network_options import NetworkOptions
 from pipelines.features.all_records import ALL_RECORDS
 from pipelines.features.ledger.leases.leasing import open_lease
+from pipelines.features.local_computation.local_computation import LocalComputation
+from pipelines.features.publishing.checkpoint_tensors import loader_of
 from pipelines.features.publishing.publishable_task import OpenTask
 from pipelines.features.publishing.repository.generation_watch import GenerationWatch, watching_generation
 from pipelines.features.publishing.repository.key_list import TrustedKeys
 from pipelines.features.publishing.repository.run_bucket import newest_checkpoint
 from pipelines.features.publishing.repository.snapshot import RunSnapshot, signed_epoch
+from pipelines.features.reachability.dial_back import offer_dial_back
 
 logger = logging.getLogger(__name__)
 
@@ -79,9 +82,14 @@ def join_run(
         network=network,
         compute=compute,
         parts=dataclasses.replace(
-            parts, username=parts.username or hub_username(), record_kinds=ALL_RECORDS, open_lease=open_lease
+            parts,
+            username=parts.username or hub_username(),
+            record_kinds=ALL_RECORDS,
+            services=[offer_dial_back],
+            open_lease=open_lease,
+            new_computation=LocalComputation,
         ),
-        fetch_checkpoint=lambda: newest_checkpoint(snapshot, task),
+        fetch_checkpoint=lambda: loader_of(newest_checkpoint(snapshot, task)),
         watch_run=partial(_watched, repository, run, keys),
         anchor_keys=keys.anchors,
         reached_epoch=signed_epoch(snapshot),

@@ -13,7 +13,7 @@ from functools import partial
 import torch
 from huggingface_hub import HfApi
 
-from pipelines.core.gradients.local_computation import LocalComputation
+from pipelines.core.gradients.machine_computation import MachineComputation
 from pipelines.core.peer.pausing import stop_on_signals
 from pipelines.core.peer.prefetching import prefetched
 from pipelines.core.peer.reports import StepReport
@@ -33,6 +33,7 @@ from pipelines.features.hub_rounds.following import HubFollowing
 from pipelines.features.hub_rounds.peer import HubPeer
 from pipelines.features.hub_rounds.reading import RoundReader
 from pipelines.features.hub_rounds.stepping import ReplayedState
+from pipelines.features.local_computation.local_computation import LocalComputation
 from pipelines.features.open_runs.admitting import admitting_strangers
 from pipelines.features.open_runs.asking import ask_to_contribute
 from pipelines.features.publishing.auxiliary.assembly import assembled_auxiliary_peer
@@ -61,7 +62,7 @@ class HubMembership:
     peer: HubPeer
     task: TrainingTask
     compute: ComputeOptions
-    computation: LocalComputation
+    computation: MachineComputation
     stop: threading.Event
     """Ends the training when it is set, from any thread."""
 
@@ -135,7 +136,7 @@ def join_over_hub(
         ask_to_contribute(repository, user)
     key = PublisherKey.load_or_create(local_folder("rounds", repository) / f"{user}.pem")
     with contextlib.ExitStack() as stack:
-        computation = stack.enter_context(LocalComputation(task, compute, place=repository))
+        computation = stack.enter_context(LocalComputation(task, compute, repository))
         peer = HubPeer(
             run,
             ReplayedState(run, computation.model),

@@ -10,9 +10,9 @@ import sys
 import torch
 
 from pipelines.core.gradients.computation import GradientComputation
-from pipelines.core.gradients.device_group import DevicePlan, join_process_group, serve
-from pipelines.core.gradients.gpu_memory import cap_gpu_memory
 from pipelines.core.run.training_run import TrainingRun
+from pipelines.features.local_computation.device_group import DevicePlan, join_process_group, serve
+from pipelines.features.local_computation.gpu_memory import cap_gpu_memory
 from pipelines.tasks.choice import open_task
 
 

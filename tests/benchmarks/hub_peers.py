@@ -26,7 +26,6 @@ from huggingface_hub.utils import disable_progress_bars
 
 from hub_tools.local_hub.controls.hub_controls import HubControls
 from pipelines.core.gradients.computation import BatchLoss
-from pipelines.core.gradients.local_computation import LocalComputation
 from pipelines.core.run.compute_options import ComputeOptions
 from pipelines.core.run.task import Batch, TrainingTask, mean_loss
 from pipelines.core.run.training_run import TrainingRun
@@ -40,6 +39,7 @@ from pipelines.features.hub_rounds.peer import HubPeer
 from pipelines.features.hub_rounds.reading import RoundReader
 from pipelines.features.hub_rounds.statements import Pointer, RoundList, SignedPointer, fingerprint
 from pipelines.features.hub_rounds.stepping import ClosedRound, ReplayedState
+from pipelines.features.local_computation.local_computation import LocalComputation
 from pipelines.tasks.choice import open_task
 from pipelines.tasks.text_to_image.image_code_stream import image_code_batch
 

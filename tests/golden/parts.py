@@ -35,20 +35,21 @@ from pipelines.core.run.sections import AGGREGATION_RULES, AVERAGING_COMPRESSION
 from pipelines.core.signing.publisher_keys import PublisherKey
 from pipelines.core.signing.rsa_keys import RsaKey
 from pipelines.core.signing.signed_statement import signed_bytes
-from pipelines.core.state.anchors import signed_record, statement_of
+from pipelines.core.state.anchors import statement_of
 from pipelines.core.state.digest import StateManifest
 from pipelines.core.state.download import manifest_request, tensors_request
 from pipelines.core.state.exchange import SERVICE
-from pipelines.core.swarm.dial_back import DialBack
 from pipelines.core.swarm.peer_records import AuxiliaryStatus, PeerIntroduction, PeerMetrics, StateRecord
 from pipelines.core.swarm.records import SwarmRecords
 from pipelines.core.swarm.streams.server import handler_name
 from pipelines.features.admission_service.requests import binding
 from pipelines.features.all_records import ALL_RECORDS
+from pipelines.features.anchors.anchor import signed_record
 from pipelines.features.publishing.auxiliary.auxiliary_options import AuxiliaryOptions
 from pipelines.features.publishing.auxiliary.publishing.publisher_election import candidacy
 from pipelines.features.publishing.repository.key_list import ROLES, KeyList
 from pipelines.features.publishing.repository.snapshot import RunSnapshot
+from pipelines.features.reachability.dial_back import DialBack
 from pipelines.features.servers.server_list import ServerList
 from pipelines.features.sparse.announcement import Announcement, receipt_statement
 from pipelines.tasks.text_to_image.model import initial_model

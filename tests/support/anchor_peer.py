@@ -20,12 +20,12 @@ from pipelines.core.peer.entering import admitted
 from pipelines.core.run.task import mean_loss
 from pipelines.core.run.training_run import TrainingRun
 from pipelines.core.signing.publisher_keys import PublisherKey
-from pipelines.core.state.checkpoint_tensors import RunState, load_training_state, save_training_state
 from pipelines.core.swarm.network_options import NetworkOptions
 from pipelines.core.swarm.node import open_dht, visible_addresses
 from pipelines.core.swarm.records import SwarmRecords
 from pipelines.features.all_records import ALL_RECORDS
 from pipelines.features.anchors.anchor import Anchor
+from pipelines.features.publishing.checkpoint_tensors import RunState, load_training_state, save_training_state
 
 
 class NotingRecords(SwarmRecords):

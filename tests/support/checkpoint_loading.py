@@ -9,7 +9,7 @@ import sys
 
 from hub_tools.endpoint import prepare_hub_client
 from pipelines.core.optimizers.choice import optimizer_parts
-from pipelines.core.state.checkpoint_tensors import load_training_state
+from pipelines.features.publishing.checkpoint_tensors import load_training_state
 from pipelines.features.publishing.metrics.history import read_history
 from pipelines.features.publishing.repository.run_bucket import newest_checkpoint
 from pipelines.features.publishing.repository.snapshot import RunSnapshot

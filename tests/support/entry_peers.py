@@ -49,12 +49,13 @@ def serve(entry_addresses: list[str], clock_shift: float, writable: int) -> None
 
     from pipelines.core.swarm.network_options import NetworkOptions
     from pipelines.core.swarm.node import open_dht, visible_addresses
+    from pipelines.features.reachability.dial_back import offer_dial_back
 
     if clock_shift:
         # The clock of this machine is wrong: what hivemind reads is off by the same seconds.
         protocol.get_dht_time = lambda: time.time() + clock_shift
     options = NetworkOptions(host_addresses=("/ip4/127.0.0.1/tcp/0",))
-    with open_dht("test/run", entry_addresses, options, admission=None) as dht:
+    with open_dht("test/run", entry_addresses, options, admission=None, services=[offer_dial_back]) as dht:
         with os.fdopen(writable, "w") as answer:
             answer.write(json.dumps(visible_addresses(dht)) + "\n")
         while True:

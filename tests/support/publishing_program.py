@@ -19,7 +19,6 @@ import torch
 from hub_tools.endpoint import prepare_hub_client
 from pipelines.core.optimizers.choice import optimizer_parts
 from pipelines.core.signing.publisher_keys import PublisherKey
-from pipelines.core.state.checkpoint_tensors import RunState
 from pipelines.core.swarm.peer_records import PeerMetrics, Reporter
 from pipelines.features.held_out_loss import HeldOutLoss
 from pipelines.features.publishing.auxiliary.auxiliary_options import AuxiliaryOptions
@@ -29,6 +28,7 @@ from pipelines.features.publishing.auxiliary.publishing.commit_budget import Com
 from pipelines.features.publishing.auxiliary.publishing.hub_publisher import HEAD_CHECK_SECONDS, HubPublisher
 from pipelines.features.publishing.auxiliary.publishing.publication_spool import PublicationSpool
 from pipelines.features.publishing.auxiliary.side_threads import PublishingThread
+from pipelines.features.publishing.checkpoint_tensors import RunState
 from pipelines.features.publishing.metrics.credit.claims import RoundLog
 from pipelines.features.publishing.metrics.run_metrics import RunMetrics
 from pipelines.features.publishing.repository.organiser import organiser_here

@@ -9,7 +9,7 @@ import sys
 from huggingface_hub import HfApi
 
 from hub_tools.endpoint import prepare_hub_client
-from pipelines.core.state.checkpoint_tensors import run_state_in
+from pipelines.features.publishing.checkpoint_tensors import run_state_in
 from pipelines.features.publishing.metrics.history import read_history
 from pipelines.features.publishing.repository.rollback import carry_out, plan_rollback
 from pipelines.features.publishing.repository.snapshot import RunSnapshot

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 
 from pipelines.core.epoch.acquaintances import Acquaintances, believed_epoch
-from pipelines.core.state.anchors import Anchorage, Roster, anchored, is_contradicted
+from pipelines.core.state.anchors import Anchorage, anchored, is_contradicted
 from pipelines.core.state.votes import count_votes, electorate
 from pipelines.core.swarm.records import sender_name
+from pipelines.features.anchors.roster import Roster
 
 START = "start"
 FAR = 10**6

@@ -26,7 +26,6 @@ from pipelines.core.peer.training_peer import TrainingPeer
 from pipelines.core.run.compute_options import ComputeOptions
 from pipelines.core.run.training_run import TrainingRun
 from pipelines.core.state.anchors import AnchorWatch
-from pipelines.core.state.checkpoint_tensors import RunState, save_training_state
 from pipelines.core.state.digest import make_manifest
 from pipelines.core.state.download import StateDownloadError
 from pipelines.core.state.exchange import StateExchange, StateService
@@ -35,6 +34,7 @@ from pipelines.core.state.transfer import StateTransfer
 from pipelines.core.swarm.network_options import NetworkOptions
 from pipelines.core.swarm.node import open_dht, visible_addresses
 from pipelines.core.swarm.records import SwarmRecords
+from pipelines.features.publishing.checkpoint_tensors import RunState, loader_of, save_training_state
 from pipelines.tasks.text_to_image.model import initial_model
 
 
@@ -172,7 +172,7 @@ def join(run, dht, settings, events, options):
 
         with stop_on_signals() as stop:
             state_transfer.is_to_stop = stop.is_set
-            source = peer.synchronise(lambda: Path(settings["checkpoint"]), show)
+            source = peer.synchronise(lambda: loader_of(Path(settings["checkpoint"])), show)
         if stop.is_set():
             write_event(events, event="stopped", source=source, shares=state_transfer.exchange.shares)
             return

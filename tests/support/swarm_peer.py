@@ -19,6 +19,7 @@ from safetensors.torch import save_file
 from hub_tools.processes.process_group import guard_process_group
 from pipelines.core.averaging.runner import TrustedAllReduceRunner
 from pipelines.core.averaging.sending_end import SendingEnd
+from pipelines.core.gradients.machine_computation import MachineComputation
 from pipelines.core.peer.entering import PeerContext, enter_run
 from pipelines.core.peer.training_peer import TrainingPeer
 from pipelines.core.run.compute_options import ComputeOptions
@@ -26,6 +27,7 @@ from pipelines.core.run.task import mean_loss
 from pipelines.core.run.training_run import TrainingRun
 from pipelines.core.swarm.network_options import NetworkOptions
 from pipelines.core.swarm.node import visible_addresses
+from pipelines.features.publishing.checkpoint_tensors import loader_of
 from pipelines.tools.process_table import group_members
 
 
@@ -87,7 +89,8 @@ def main(settings: dict) -> None:
         host_addresses=("/ip4/127.0.0.1/tcp/0",), client_mode=settings.get("client_mode", False),
         bandwidth_limit_mbit=settings.get("bandwidth_limit_mbit"),
     )  # fmt: skip
-    compute = ComputeOptions(micro_batch_size=settings["micro_batch_size"], **settings.get("compute", {}))
+    threads, size = settings.get("num_threads", 1), settings["micro_batch_size"]
+    compute = ComputeOptions(micro_batch_size=size, cpu_threads=threads, **settings.get("compute", {}))
     task = made_up_task(run.replace(entry_addresses=settings["entry_addresses"]))
     current_epoch = []
     if "struck_in_round_of_epoch" in settings:
@@ -100,16 +103,21 @@ def main(settings: dict) -> None:
         deliver_falsely(settings["transfers"])
     if "hub_token" in settings:
         os.environ["HF_TOKEN"] = settings["hub_token"]
+    new_computation = MachineComputation
+    if settings.get("suits_its_machine"):
+        from pipelines.features.local_computation.local_computation import LocalComputation
+
+        new_computation = LocalComputation
     checkpoint = settings.get("checkpoint")
     entered = {}
     parts = PeerContext(
         username=None if settings.get("hub_token") else name, package_version="0",
         on_event=lambda event, **values: entered.update(values) if event in ("entered", "joined") else None,
-        takes_signals=True,
+        takes_signals=True, new_computation=new_computation,
     )  # fmt: skip
     with enter_run(
         task, "test/run", network=network, compute=compute, parts=parts,
-        fetch_checkpoint=lambda: Path(checkpoint) if checkpoint else None,
+        fetch_checkpoint=lambda: loader_of(Path(checkpoint) if checkpoint else None),
         anchor_keys=lambda: settings.get("anchor_keys", ()),
     ) as membership:  # fmt: skip
         peer, stop, dht, source = membership.peer, membership.stop, entered["dht"], entered["state"]
@@ -157,7 +165,8 @@ def count_trials(peer: TrainingPeer) -> list[int]:
 
 
 def train(peer: TrainingPeer, run: TrainingRun, settings: dict, seeds, stop, events: Path, current_epoch: list) -> None:
-    used_seeds, sizes, measured = [], [], count_trials(peer)
+    used_seeds, sizes = [], []
+    measured = count_trials(peer) if settings.get("suits_its_machine") else []
     peer.computation.choose_micro_batch()
 
     def batches():

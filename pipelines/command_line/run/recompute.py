@@ -36,11 +36,11 @@ def recompute(
 
     from hub_tools.printing.consoles import open_console
     from hub_tools.run_files import METRICS_FOLDER
-    from pipelines.core.state.checkpoint_tensors import load_weights
     from pipelines.features.ledger.gradient_files import GRADIENTS_FILE, read_gradients
     from pipelines.features.ledger.ledger_files import read_bookings
     from pipelines.features.ledger.recomputation import recompute as compute_again
     from pipelines.features.ledger.recomputation import signed_share
+    from pipelines.features.publishing.checkpoint_tensors import load_weights
     from pipelines.features.publishing.repository.epoch_tags import tagged_epochs
     from pipelines.features.publishing.repository.snapshot import RunSnapshot
     from pipelines.tasks.choice import open_task

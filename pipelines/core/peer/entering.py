@@ -5,9 +5,8 @@ import dataclasses
 import logging
 import os
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -16,11 +15,12 @@ from huggingface_hub import get_token
 from pipelines.core.admission.client import PeerAdmission, seek_admission
 from pipelines.core.epoch.gradient_averager import SwarmGradientAverager
 from pipelines.core.epoch.hivemind_options import reply_seconds
+from pipelines.core.gradients.machine_computation import MachineComputation, NewComputation
 from pipelines.core.peer.data_lease import DataLease, OpenLease, no_lease
 from pipelines.core.peer.pausing import stop_on_signals
 from pipelines.core.peer.prefetching import prefetched
 from pipelines.core.peer.reports import StepReport
-from pipelines.core.peer.training_peer import TrainingPeer
+from pipelines.core.peer.training_peer import FetchCheckpoint, TrainingPeer
 from pipelines.core.peer.volunteer import ANONYMOUS, EventHandler, ignore_events
 from pipelines.core.run.admission_config import admission_config_of
 from pipelines.core.run.compute_options import ComputeOptions
@@ -32,7 +32,7 @@ from pipelines.core.state.anchors import AnchorKeys
 from pipelines.core.state.transfer import ShowProgress
 from pipelines.core.swarm.forks import set_aside_what_exists
 from pipelines.core.swarm.network_options import NetworkOptions
-from pipelines.core.swarm.node import open_dht
+from pipelines.core.swarm.node import OfferService, open_dht
 from pipelines.core.swarm.records import RecordKind
 from pipelines.core.torch_devices import num_cores, wanted_threads
 
@@ -75,7 +75,12 @@ class PeerContext:
     record_kinds: Collection[RecordKind] = ()
     """Kinds of records that the swarm has besides the core's."""
 
+    services: Sequence[OfferService] = ()
+    """What other nodes may ask this one for, besides the core's."""
+
     open_lease: OpenLease = no_lease
+    new_computation: NewComputation = MachineComputation
+    """What computes gradients on this machine."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +142,7 @@ def enter_run(
     network: NetworkOptions,
     compute: ComputeOptions,
     parts: PeerContext = PeerContext(),
-    fetch_checkpoint: Callable[[], Path | None] = lambda: None,
+    fetch_checkpoint: FetchCheckpoint = lambda: None,
     watch_run: WatchRun | None = None,
     anchor_keys: AnchorKeys = tuple,
     reached_epoch: int = 0,
@@ -163,7 +168,14 @@ def enter_run(
         patience = reply_seconds(run)
         set_aside_what_exists()
         dht = stack.enter_context(
-            open_dht(name, run.entry_addresses, network, admission=admission, reply_seconds=patience)
+            open_dht(
+                name,
+                run.entry_addresses,
+                network,
+                admission=admission,
+                reply_seconds=patience,
+                services=parts.services,
+            )
         )
         username = parts.username or admission.username
         own_seed = stable_seed(run.run_id, dht.peer_id) if seed is None else seed
@@ -182,6 +194,7 @@ def enter_run(
                 record_kinds=parts.record_kinds,
                 anchor_keys=anchor_keys,
                 lease=lease,
+                new_computation=parts.new_computation,
             )
         )
         # Signals must kill hivemind's children, so they are forked before.

@@ -6,15 +6,15 @@ import math
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
-from pathlib import Path
+
+import torch
 
 from pipelines.core.admission.client import PeerAdmission
 from pipelines.core.admission.dht_gate import SwarmDHT
 from pipelines.core.averaging.reduce.suspects import Suspect
 from pipelines.core.epoch.assembly import make_optimizer
 from pipelines.core.epoch.gradient_averager import SwarmGradientAverager
-from pipelines.core.gradients.gpu_memory import off_the_gpu
-from pipelines.core.gradients.local_computation import LocalComputation
+from pipelines.core.gradients.machine_computation import MachineComputation, NewComputation
 from pipelines.core.peer.data_lease import DataLease
 from pipelines.core.peer.handing_over import hand_over
 from pipelines.core.peer.pausing import PauseSwitch, take_break
@@ -24,7 +24,6 @@ from pipelines.core.run.compute_options import ComputeOptions
 from pipelines.core.run.finished import RunFinishedError, finished_message
 from pipelines.core.run.task import Batch, NamedBatch, TrainingTask, num_samples
 from pipelines.core.state.anchors import AnchorKeys
-from pipelines.core.state.checkpoint_tensors import RunState, load_training_state
 from pipelines.core.state.transfer import ShowProgress
 from pipelines.core.swarm.network_options import NetworkOptions
 from pipelines.core.swarm.peer_records import MAX_SUSPECTS, PeerIntroduction, PeerMetrics, SuspectRecord
@@ -34,6 +33,12 @@ from pipelines.core.torch_devices import describe_device
 logger = logging.getLogger(__name__)
 
 SECONDS_BETWEEN_LOOKS, SECONDS_BETWEEN_LINES = 1.0, 30.0
+
+LoadCheckpoint = Callable[[torch.nn.Module, torch.optim.Optimizer], int]
+"""Copies a checkpoint into a model and an optimizer, whose parameters may be copies of it; returns its epoch."""
+
+FetchCheckpoint = Callable[[], LoadCheckpoint | None]
+"""Downloads the run's newest checkpoint; None: there is none."""
 
 
 class TrainingPeer:
@@ -57,10 +62,11 @@ class TrainingPeer:
         anchor_keys: AnchorKeys = tuple,
         record_kinds: Collection[RecordKind] = (),
         lease: DataLease | None = None,
+        new_computation: NewComputation = MachineComputation,
     ) -> None:
         """`record_kinds`: that the swarm has besides the core's; `lease`: None: nobody tells this peer what to read."""
         self.task, self.run, self.network, self.compute = task, task.run, network, compute
-        self.computation = LocalComputation(task, compute, place=place)
+        self.computation = new_computation(task, compute, place)
         self.model = self.computation.model
         self.records = SwarmRecords(dht, self.run.swarm_id, admission=admission, kinds=record_kinds)
         self.num_samples = 0
@@ -120,11 +126,11 @@ class TrainingPeer:
                     self._place or "ORG/RUN",
                 )
 
-    def synchronise(self, fetch_checkpoint: Callable[[], Path | None], show: ShowProgress | None = None) -> str:
+    def synchronise(self, fetch_checkpoint: FetchCheckpoint, show: ShowProgress | None = None) -> str:
         """Load the newest available state; return where it came from: `peers`, `checkpoint` or `start`.
 
-        `fetch_checkpoint` downloads the newest checkpoint's folder and is called only when no peer serves the state
-        that most peers name. `show` is called with download progress; by default it is logged occasionally.
+        `fetch_checkpoint` is called only when no peer serves the state that most peers name. `show` is called with
+        download progress; by default it is logged occasionally.
 
         Raises:
             RunFinishedError: the run is at its last epoch.
@@ -134,8 +140,8 @@ class TrainingPeer:
             self.optimizer.load_state_from_peers(show)
         if self.optimizer.state.state_epoch > 0:
             source = "peers"
-        elif not self.optimizer.state_transfer.is_to_stop() and (folder := fetch_checkpoint()) is not None:
-            self.restore(folder)
+        elif not self.optimizer.state_transfer.is_to_stop() and (load := fetch_checkpoint()) is not None:
+            self.restore(load)
             source = "checkpoint"
         if self.optimizer.is_over:
             raise RunFinishedError(finished_message(self.run, self._place))
@@ -143,14 +149,12 @@ class TrainingPeer:
             self.optimizer.share_state()
         return source
 
-    def restore(self, folder: Path) -> RunState:
-        """Load a checkpoint from its folder; the peer continues at its epoch."""
+    def restore(self, load: LoadCheckpoint) -> None:
+        """Load a checkpoint; the peer continues at its epoch."""
         own = self.optimizer.state
         with own.lock:
-            state = load_training_state(folder, self.model, own.optimizer)
-            own.set_epoch(state.epoch)
+            own.set_epoch(load(self.model, own.optimizer))
         self.optimizer.begin_epoch()
-        return state
 
     @property
     def epoch(self) -> int:
@@ -206,7 +210,7 @@ class TrainingPeer:
 
     def _rest(self, stop: threading.Event) -> None:
         self.num_samples -= self.optimizer.suspend()
-        bring_back = off_the_gpu(self.optimizer.own_tensors())
+        bring_back = self.computation.make_room(self.optimizer.own_tensors())
         logger.info("Paused at epoch %d; the state is kept.", self.optimizer.local_epoch)
         self.pause_switch.wait_until_off(stop)
         if not stop.is_set():

@@ -1,7 +1,7 @@
 """Anchors: auxiliary peers that the organiser vouches for sign which epoch and training state the run has reached.
 
 An anchor takes part in every round without a gradient, steps by itself, and signs only states that it has computed from
-the last one that it signed; see `auxiliary.anchor`. Peers believe its signature, not a count of keys. Its roster names
+the last one that it signed; see `features.anchors`. Peers believe its signature, not a count of keys. Its roster names
 the peers that it keeps averaging with: whoever knows nobody yet believes them about what came after, also while the
 anchor is away. Decisions are pure; `AnchorWatch` only reads records.
 """
@@ -13,11 +13,10 @@ from typing import Protocol
 
 from hivemind.utils import get_dht_time
 
-from pipelines.core.signing.publisher_keys import PublisherKey, is_current, is_signed_by
+from pipelines.core.signing.publisher_keys import is_current, is_signed_by
 from pipelines.core.signing.signed_statement import signed_bytes
 from pipelines.core.state.votes import StateClaim, VoteResult, differs_from
-from pipelines.core.swarm.peer_records import ANCHOR_SECONDS, MOST_IN_ROSTER, AnchorRecord
-from pipelines.core.swarm.records import sender_name
+from pipelines.core.swarm.peer_records import ANCHOR_SECONDS, AnchorRecord
 
 AnchorKeys = Callable[[], Sequence[str]]
 """Returns the public keys of the run's anchors, in the order in which they decide."""
@@ -33,43 +32,11 @@ EPOCHS_BEHIND = 1
 MOST_FORGED = 4096
 """Forged statements that are remembered, so that the same ones are not checked each second."""
 
-EPOCHS_TO_ENTER = 3
-"""Rounds with an anchor after which a peer can be in its roster."""
-
-NEW_IN_AN_EPOCH = 4
-"""Peers that enter the roster in one epoch, once it names anybody: many new keys at once are not believed."""
-
-EPOCHS_REMEMBERED = 8
-"""Rounds after which a peer that was in none of them leaves the roster."""
-
 
 def statement_of(record: AnchorRecord, swarm_id: str) -> bytes:
     """Return what an anchor signs."""
     fields = record.epoch, record.digest, float(record.time), list(record.roster), bool(record.returns)
     return signed_bytes("anchor", swarm_id, record.publisher_key, *fields)
-
-
-def signed_record(
-    key: PublisherKey,
-    swarm_id: str,
-    *,
-    epoch: int,
-    digest: str,
-    roster: Sequence[str],
-    returns: bool,
-    time: float | None = None,
-) -> AnchorRecord:
-    """Return an anchor's signed statement, by default dated now; see `AnchorRecord`."""
-    record = AnchorRecord(
-        publisher_key=key.public,
-        epoch=epoch,
-        digest=digest,
-        time=get_dht_time() if time is None else time,
-        roster=roster,
-        returns=returns,
-        signature="",
-    )
-    return record.copy(update=dict(signature=key.sign(statement_of(record, swarm_id))))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,36 +120,6 @@ def is_contradicted(epoch: int, digest: str, anchor: AnchorRecord | None, verdic
 
 def _speaks_of(anchor: AnchorRecord, epoch: int) -> bool:
     return anchor.returns or epoch <= anchor.epoch + EPOCHS_BEHIND
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Attendance:
-    num_rounds: int
-    last: int
-
-
-class Roster:
-    """Whom an anchor averages with: users, or peers in an open run, enter slowly and leave after missed rounds."""
-
-    def __init__(self) -> None:
-        self._seen: dict[str, _Attendance] = {}
-        self._num_rounds = 0
-        self.names: tuple[str, ...] = ()
-        """Names of the peers in the roster; see `sender_name`."""
-
-    def note_round(self, senders: Collection[str]) -> None:
-        """Record whose values, by libp2p id, were in a round's average."""
-        self._num_rounds += 1
-        for name in map(sender_name, senders):
-            before = self._seen.get(name, _Attendance(num_rounds=0, last=0))
-            self._seen[name] = replace(before, num_rounds=before.num_rounds + 1, last=self._num_rounds)
-        oldest = self._num_rounds - EPOCHS_REMEMBERED
-        self._seen = {name: held for name, held in self._seen.items() if held.last > oldest}
-        kept = [name for name in self.names if name in self._seen]
-        proven = {name: held for name, held in self._seen.items() if held.num_rounds >= EPOCHS_TO_ENTER}
-        waiting = sorted(proven.keys() - set(kept), key=lambda name: (-proven[name].num_rounds, name))
-        # The first ones enter together: there is nobody yet whom they could outnumber.
-        self.names = (*kept, *waiting[: NEW_IN_AN_EPOCH if kept else None])[:MOST_IN_ROSTER]
 
 
 class StoredStatements(Protocol):

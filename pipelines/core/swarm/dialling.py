@@ -1,25 +1,17 @@
-"""Parsing multiaddresses, and a plain TCP call to one that says why it failed."""
+"""Parsing multiaddresses, and telling a libp2p daemon of them."""
 
-import asyncio
-import errno
 import ipaddress
-import socket
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pipelines.core.admission.settings import network_of
 
-if TYPE_CHECKING:  # who dials plain TCP need not have hivemind
+if TYPE_CHECKING:  # who only parses need not have hivemind
     from hivemind.p2p import P2P, PeerID
     from hivemind.utils.multiaddr import Multiaddr
 
-GREETING = b"\x13/multistream/1.0.0\n"
-"""What every libp2p node sends first on a TCP connection."""
-
-FAMILIES = {"ip4": socket.AF_INET, "ip6": socket.AF_INET6, "dns4": socket.AF_INET, "dns6": socket.AF_INET6, "dns": 0}
-NO_WAY = frozenset({errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.ENETDOWN})
+KINDS = ("ip4", "ip6", "dns4", "dns6", "dns")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,25 +59,11 @@ class PeerAddress:
         return str(ipaddress.ip_network(f"{self.host}/{prefix}", strict=False))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Call:
-    """The result of a call to an address."""
-
-    address: str
-
-    outcome: str
-    """`answered`; or `refused`, `silent`, `no way`, `no such name`, `no peer`, `other peer`, `malformed`, `failed`."""
-
-    detail: str = ""
-    seconds: float | None = None
-    """Time until the answer."""
-
-
 def parse_address(text: str) -> PeerAddress:
     """Parse a multiaddress; raises ValueError that says what is wrong with it."""
     parts = text.split("/")
     malformed = ValueError(f"{text!r} is not an address; expected /ip4/HOST/tcp/PORT/p2p/PEER_ID.")
-    if len(parts) < 5 or parts[0] or parts[1] not in FAMILIES or parts[3] not in ("tcp", "udp"):
+    if len(parts) < 5 or parts[0] or parts[1] not in KINDS or parts[3] not in ("tcp", "udp"):
         raise malformed
     if not parts[4].isdigit() or not 0 <= int(parts[4]) < 2**16:
         raise malformed
@@ -104,27 +82,6 @@ def parse_address(text: str) -> PeerAddress:
     )  # fmt: skip
 
 
-async def call(address: PeerAddress, timeout: float) -> Call:
-    """Open a TCP connection and wait for libp2p's greeting; never raises for what the network does."""
-    started = time.monotonic()
-    try:
-        async with asyncio.timeout(timeout):
-            answered = await _greeted(address)
-    except TimeoutError:
-        return Call(address=address.text, outcome="silent", detail=f"no answer within {timeout:g} s")
-    except ConnectionRefusedError:
-        return Call(address=address.text, outcome="refused", detail="nothing listens on that port")
-    except socket.gaierror as error:
-        return Call(address=address.text, outcome="no such name", detail=f"{address.host}: {error.strerror}")
-    except OSError as error:
-        outcome = "no way" if error.errno in NO_WAY else "failed"
-        return Call(address=address.text, outcome=outcome, detail=error.strerror or str(error))
-    seconds = time.monotonic() - started
-    if not answered:
-        return Call(address=address.text, outcome="no peer", detail="something answers that is not a libp2p peer")
-    return Call(address=address.text, outcome="answered", seconds=seconds)
-
-
 async def connect(p2p: "P2P", peer: "PeerID", addresses: "Sequence[Multiaddr]") -> None:
     """Have a libp2p daemon connect to a peer at these multiaddresses, which hivemind does only as it starts one.
 
@@ -132,29 +89,3 @@ async def connect(p2p: "P2P", peer: "PeerID", addresses: "Sequence[Multiaddr]") 
         ControlFailure: no address leads to that peer.
     """
     await p2p._client.connect(peer, list(addresses))
-
-
-async def _greeted(address: PeerAddress) -> bool:
-    reader, writer = await asyncio.open_connection(address.host, address.port, family=FAMILIES[address.kind])
-    try:
-        return await reader.readexactly(len(GREETING)) == GREETING
-    except (asyncio.IncompleteReadError, ConnectionResetError):
-        return False
-    finally:
-        writer.close()
-
-
-def port_objection(address: PeerAddress) -> str | None:
-    """Say why this machine cannot listen on an address; None if it can. UDP is not tried."""
-    if address.transport != "tcp" or address.port == 0 or address.kind not in ("ip4", "ip6"):
-        return None
-    with socket.socket(FAMILIES[address.kind], socket.SOCK_STREAM) as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if address.kind == "ip6":
-            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        try:
-            listener.bind((address.host, address.port))
-            listener.listen(1)
-        except OSError as error:
-            return error.strerror or str(error)
-    return None

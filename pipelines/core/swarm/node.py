@@ -3,7 +3,7 @@
 import logging
 import multiprocessing
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import hivemind
@@ -14,7 +14,6 @@ from hivemind.utils import MAX_DHT_TIME_DISCREPANCY_SECONDS
 from pipelines.core.admission.client import PeerAdmission
 from pipelines.core.admission.dht_gate import SwarmDHT
 from pipelines.core.child_watch import ChildDiedError, wait_until_started
-from pipelines.core.swarm.dial_back import offer_dial_back
 from pipelines.core.swarm.forks import tidy_node
 from pipelines.core.swarm.network_options import NetworkOptions
 from pipelines.core.swarm.open_files import raise_open_files
@@ -41,6 +40,10 @@ DHT_PROCESS = "The process of hivemind that keeps the DHT"
 DAEMON_PROCESS = "The process that connects this machine to the swarm (p2pd)"
 
 
+OfferService = Callable[[hivemind.DHT], None]
+"""Lets other nodes ask this one for something, until the node ends."""
+
+
 class SwarmUnreachableError(ConnectionError):
     """No entry address of the run answers."""
 
@@ -62,13 +65,15 @@ def open_dht(
     admission: PeerAdmission | None,
     reply_seconds: float | None = None,
     own_group: bool = False,
+    services: Sequence[OfferService] = (),
 ) -> Iterator[SwarmDHT]:
     """Start this process's DHT node, joined to the swarm; shut it down on exit.
 
     Call it in the main thread of a process that has no other threads: hivemind forks. `admission` is what
     `seek_admission` has yielded together with the identity; None: nothing is checked. `reply_seconds` is the time that
     other nodes have to reply once this one has joined; `REPLY_SECONDS` unless it is given. `own_group`: see
-    `SwarmDHT`. This process ends, with a line that says why, when one of its processes dies within the block.
+    `SwarmDHT`. `services` are offered unless this node is a client. This process ends, with a line that says why, when
+    one of its processes dies within the block.
 
     Raises:
         SwarmUnreachableError: none of the entry addresses answers.
@@ -89,8 +94,8 @@ def open_dht(
             dht.bind_peers()
             stay_joined(dht, entry_addresses)
             dht.expect_replies_within(REPLY_SECONDS if reply_seconds is None else reply_seconds)
-            if not options.client_mode:
-                offer_dial_back(dht)
+            for offer in () if options.client_mode else services:
+                offer(dht)
             try:
                 yield dht
             finally:

@@ -15,14 +15,16 @@ sends a few kB of requests and records.
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from pipelines.core.epoch.optimizer import SwarmOptimizer
 from pipelines.core.signing.publisher_keys import PublisherKey
-from pipelines.core.state.anchors import EPOCHS_BEHIND, Roster, signed_record
+from pipelines.core.state.anchors import EPOCHS_BEHIND, statement_of
 from pipelines.core.state.digest import StateManifest
 from pipelines.core.state.survey import StateSurvey
+from pipelines.core.swarm.peer_records import AnchorRecord
 from pipelines.core.swarm.records import SwarmRecords, sender_name
+from pipelines.features.anchors.roster import Roster
 from pipelines.features.publishing.metrics.credit.claims import RoundLog
 
 logger = logging.getLogger(__name__)
@@ -69,6 +71,29 @@ def waits_for_others(*, seconds: float, num_epochs: int, is_borne_out: bool) -> 
 def is_worse(loss: float | None, own_loss: float | None) -> bool:
     """Return whether a held-out loss shows that a state is worse than the own one; without both nothing is shown."""
     return loss is not None and own_loss is not None and not loss <= WORSE * own_loss
+
+
+def signed_record(
+    key: PublisherKey,
+    swarm_id: str,
+    *,
+    epoch: int,
+    digest: str,
+    roster: Sequence[str],
+    returns: bool,
+    time: float,
+) -> AnchorRecord:
+    """Return an anchor's signed statement; `time` is the swarm's, see `AnchorRecord`."""
+    record = AnchorRecord(
+        publisher_key=key.public,
+        epoch=epoch,
+        digest=digest,
+        time=time,
+        roster=roster,
+        returns=returns,
+        signature="",
+    )
+    return record.copy(update=dict(signature=key.sign(statement_of(record, swarm_id))))
 
 
 class Anchor:
@@ -198,7 +223,7 @@ class Anchor:
         self._signed, self._signed_at = said, time.monotonic()
         record = signed_record(
             self._key, self._swarm_id, epoch=manifest.epoch, digest=manifest.digest,
-            roster=self._roster.names or self._former_roster, returns=self._returns,
+            roster=self._roster.names or self._former_roster, returns=self._returns, time=self._records.now,
         )  # fmt: skip
         self._records.publish_anchor(record)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from hub_tools.printing.printable import one_line
-from pipelines.core.gradients.local_computation import LocalComputation
+from pipelines.core.gradients.machine_computation import MachineComputation
 from pipelines.core.peer.pausing import PauseSwitch, take_break
 from pipelines.core.peer.reports import StepReport
 from pipelines.core.peer.volunteer import last_epoch
@@ -67,7 +67,7 @@ class HubPeer:
         self,
         task_run: TrainingRun,
         state: ReplayedState,
-        computation: LocalComputation,
+        computation: MachineComputation,
         reader: RoundReader,
         exchange: RoundExchange,
         *,

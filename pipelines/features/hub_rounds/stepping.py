@@ -10,10 +10,10 @@ import torch
 
 from pipelines.core.optimizers.choice import optimizer_parts
 from pipelines.core.run.training_run import TrainingRun
-from pipelines.core.state.checkpoint_tensors import load_training_state
 from pipelines.core.state.training_state import TrainingState
 from pipelines.features.hub_rounds.closing import NextRound, weights_of
 from pipelines.features.hub_rounds.statements import Pointer, RoundList
+from pipelines.features.publishing.checkpoint_tensors import load_training_state
 from pipelines.features.sparse.codec import SparseCodec, SparseUpdate
 from pipelines.features.sparse.mean import mean, norm_scales
 

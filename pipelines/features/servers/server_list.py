@@ -19,7 +19,7 @@ from hivemind.utils import MSGPackSerializer, get_dht_time
 from pipelines.core.admission.protocol_names import NamedServicer
 from pipelines.core.admission.tokens import TokenCheck
 from pipelines.core.swarm.dialling import parse_address
-from pipelines.core.swarm.record_validation import Entry, valid_records
+from pipelines.features.servers.record_validation import Entry, valid_records
 from pipelines.features.servers.server_record import ServerRecord
 
 MOST_TOLD = 128

@@ -26,6 +26,7 @@ from pipelines.core.swarm.streams.introductions import Introductions, Stranger
 from pipelines.core.swarm.streams.peer_loop import PeerLoop
 from pipelines.features.all_records import ALL_RECORDS
 from pipelines.features.publishing.repository.snapshot import RunSnapshot
+from pipelines.features.reachability.dial_back import offer_dial_back
 from pipelines.features.servers.complaints import (
     COMPLAINT_SECONDS,
     COMPLAINTS,
@@ -98,7 +99,14 @@ def entered_swarm(run: TrainingRun, repository: str, network: NetworkOptions) ->
         network, admission = stack.enter_context(admitted(run, repository, network))
         set_aside_what_exists()
         dht = stack.enter_context(
-            open_dht(repository, run.entry_addresses, network, admission=admission, reply_seconds=reply_seconds(run))
+            open_dht(
+                repository,
+                run.entry_addresses,
+                network,
+                admission=admission,
+                reply_seconds=reply_seconds(run),
+                services=[offer_dial_back],
+            )
         )
         records = SwarmRecords(dht, run.swarm_id, admission=admission, kinds=ALL_RECORDS).open()
         yield SwarmConnection(run=run, dht=dht, admission=admission, records=records)

@@ -11,11 +11,12 @@ from typing import Any
 from hub_tools.run_files import WEIGHTS_FILE
 from pipelines.core.run.compute_options import ComputeOptions
 from pipelines.core.run.training_run import TrainingRun
-from pipelines.core.swarm.dialling import parse_address, port_objection
+from pipelines.core.swarm.dialling import parse_address
 from pipelines.core.swarm.network_options import NetworkOptions
 from pipelines.features.machine import Machine, read_machine
 from pipelines.features.publishing.publishable_task import PublishableTask
 from pipelines.features.publishing.repository.snapshot import RunSnapshot
+from pipelines.features.reachability.tcp_calls import port_objection
 from pipelines.tasks.choice import open_task
 from pipelines.tools.doctor import hub_checks, machine_checks
 from pipelines.tools.doctor.admission_checks import check_admission

@@ -15,9 +15,9 @@ from hub_tools.run_files import CARD_FILE
 from pipelines.core.optimizers.choice import optimizer_parts
 from pipelines.core.run.compute_options import ComputeOptions
 from pipelines.core.run.training_run import TrainingRun
-from pipelines.core.state.checkpoint_tensors import load_training_state
 from pipelines.core.swarm.network_options import NetworkOptions
 from pipelines.features.hub_rounds.files import RoundFiles
+from pipelines.features.publishing.checkpoint_tensors import load_training_state
 from pipelines.features.publishing.metrics.history import read_history
 from pipelines.features.publishing.publishable_task import PublishableTask
 from pipelines.features.publishing.repository.snapshot import RunSnapshot

@@ -27,6 +27,7 @@ from pipelines.features.publishing.metrics.trackers import Trackers
 from pipelines.features.publishing.publishable_task import OpenTask
 from pipelines.features.publishing.repository.run_bucket import newest_checkpoint
 from pipelines.features.publishing.repository.snapshot import RunSnapshot, signed_epoch
+from pipelines.features.reachability.dial_back import offer_dial_back
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +72,7 @@ def assist_run(
     with contextlib.ExitStack() as stack:
         on_event("asking", run=run)
         network, admission = stack.enter_context(admitted(run, repository, network))
-        how = dict(admission=admission, reply_seconds=reply_seconds(run))
+        how = dict(admission=admission, reply_seconds=reply_seconds(run), services=[offer_dial_back])
         set_aside_what_exists()
         try:
             dht = stack.enter_context(open_dht(repository, run.entry_addresses, network, **how))

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipelines.core.state.checkpoint_tensors import RunState, load_training_state
 from pipelines.core.swarm.peer_records import AuxiliaryStatus
 from pipelines.core.swarm_time import SWARM_TIME
 from pipelines.features.publishing.auxiliary.auxiliary_options import AuxiliaryOptions
@@ -30,6 +29,7 @@ from pipelines.features.publishing.auxiliary.publishing.publisher_election impor
 )
 from pipelines.features.publishing.auxiliary.side_threads import PublishingThread
 from pipelines.features.publishing.auxiliary.snapshot_tasks import SnapshotWorker
+from pipelines.features.publishing.checkpoint_tensors import RunState, load_training_state
 from pipelines.features.publishing.metrics.epoch_summary import EpochSummary, should_publish
 from pipelines.features.publishing.metrics.stalls import StallNews, StallWatch
 from pipelines.features.publishing.publishable_task import PublishableTask

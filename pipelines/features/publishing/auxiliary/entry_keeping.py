@@ -27,6 +27,7 @@ from pipelines.features.publishing.repository.entries import RENEWAL_SECONDS, En
 from pipelines.features.publishing.repository.generation_watch import GenerationWatch, watching_generation
 from pipelines.features.publishing.repository.key_list import PUBLISHER, TrustedKeys
 from pipelines.features.publishing.repository.snapshot import RunSnapshot
+from pipelines.features.reachability.dial_back import offer_dial_back
 from pipelines.features.servers.server_list import offer_server_list
 
 logger = logging.getLogger(__name__)
@@ -68,7 +69,7 @@ def kept_entry(
     with contextlib.ExitStack() as stack:
         on_event("asking", run=run)
         network, admission = stack.enter_context(admitted(run, repository, network))
-        how = dict(admission=admission, reply_seconds=reply_seconds(run))
+        how = dict(admission=admission, reply_seconds=reply_seconds(run), services=[offer_dial_back])
         set_aside_what_exists()
         others = run.entry_addresses
         try:

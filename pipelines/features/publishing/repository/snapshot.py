@@ -284,7 +284,7 @@ class RunSnapshot:
             verify_checkpoint(folder, self.keys, self.run)
         except CheckpointRefusedError as error:
             logger.warning("%s Downloading it again.", error)
-            folder = self._download_checkpoint(task, force_download=True)
+            folder = self._download_checkpoint(task, anew=True)
             verify_checkpoint(folder, self.keys, self.run)
         return folder
 
@@ -303,13 +303,19 @@ class RunSnapshot:
             )
         return path
 
-    def _download_checkpoint(self, task: "PublishableTask | None", **options: bool) -> Path:
+    def _download_checkpoint(self, task: "PublishableTask | None", *, anew: bool = False) -> Path:
         if (files := self.signed_files) is not None:
             wanted = [MANIFEST_FILE, *self._sized_as(files)]
-            return fetch_files(self.repository, revision=self.commit, patterns=wanted, **options)
+            return fetch_files(self.repository, revision=self.commit, patterns=wanted, force_download=anew)
         number = None if task is None else task.num_parameters()
-        where: dict[str, Any] = dict(revision=self.commit, ignored=NOT_OF_A_CHECKPOINT)
-        return fetch_model(self.repository, patterns=["*"], num_parameters=number, **where, **options)
+        return fetch_model(
+            self.repository,
+            revision=self.commit,
+            patterns=["*"],
+            ignored=NOT_OF_A_CHECKPOINT,
+            num_parameters=number,
+            force_download=anew,
+        )
 
     def _sized_as(self, listed: Mapping[str, FileDigest]) -> list[str]:
         """Return what a signed manifest lists, once the Hub has said that the sizes are those of the manifest."""

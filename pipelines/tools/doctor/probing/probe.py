@@ -20,11 +20,12 @@ from hivemind.utils.auth import AuthorizerBase
 from hivemind.utils.multiaddr import Multiaddr
 
 from pipelines.core.admission.tokens import TokenCheck
-from pipelines.core.swarm.dial_back import MOST_ADDRESSES, SECONDS_BETWEEN_CALLS, ask_for_dial_back
-from pipelines.core.swarm.dialling import Call, PeerAddress, call, connect, parse_address
+from pipelines.core.swarm.dialling import PeerAddress, connect, parse_address
 from pipelines.core.swarm.network_options import NetworkOptions
-from pipelines.core.swarm.record_validation import signed_values, valid_records
 from pipelines.core.swarm.records import RecordKind
+from pipelines.features.reachability.dial_back import MOST_ADDRESSES, SECONDS_BETWEEN_CALLS, ask_for_dial_back
+from pipelines.features.reachability.tcp_calls import Call, call
+from pipelines.features.servers.record_validation import signed_values, valid_records
 from pipelines.tools.doctor.probing.probe_result import EntryFinding, SwarmFinding
 
 STARTUP_TIMEOUTS = (15.0, 60.0, 180.0)

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipelines.core.swarm.dialling import Call
 from pipelines.core.swarm.records import RecordKind
+from pipelines.features.reachability.tcp_calls import Call
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Whose statement counts as an anchor's, what follows from it, and who enters an anchor's roster: pure decisions."""
+"""Whose statement counts as an anchor's, and what follows from it: pure decisions."""
 
 from types import SimpleNamespace
 
@@ -6,19 +6,15 @@ import pytest
 
 from pipelines.core.signing.publisher_keys import SECONDS_AHEAD, PublisherKey
 from pipelines.core.state.anchors import (
-    EPOCHS_REMEMBERED,
-    EPOCHS_TO_ENTER,
-    NEW_IN_AN_EPOCH,
     SECONDS_FRESH,
     AnchorWatch,
-    Roster,
     anchorage,
     anchored,
     is_contradicted,
-    signed_record,
+    statement_of,
 )
 from pipelines.core.state.votes import count_votes
-from pipelines.core.swarm.peer_records import ANCHOR_SECONDS
+from pipelines.core.swarm.peer_records import ANCHOR_SECONDS, AnchorRecord
 from pipelines.core.swarm.records import sender_name
 
 SWARM, NOW = "birds", 1_000_000.0
@@ -38,7 +34,9 @@ def listed(keys):
 
 
 def said(key, *, epoch=5, digest=HONEST, time=NOW, roster=(FRIEND,), returns=False, swarm=SWARM):
-    return signed_record(key, swarm, epoch=epoch, digest=digest, time=time, roster=list(roster), returns=returns)
+    who = dict(publisher_key=key.public, roster=list(roster), signature="")
+    record = AnchorRecord(epoch=epoch, digest=digest, time=time, returns=returns, **who)
+    return record.copy(update=dict(signature=key.sign(statement_of(record, swarm))))
 
 
 def claims(*values):
@@ -203,25 +201,3 @@ def test_without_one_the_votes_decide(keys):
         assert is_contradicted(9, OTHER, anchor, verdict) is True
         assert is_contradicted(9, HONEST, anchor, verdict) is False
         assert is_contradicted(8, HONEST, anchor, verdict) is None
-
-
-def rounds(roster, number, senders):
-    for _ in range(number):
-        roster.note_round(senders)
-
-
-def test_the_first_peers_enter_a_roster_together_after_some_rounds():
-    roster = Roster()
-    rounds(roster, EPOCHS_TO_ENTER - 1, ["ann", "bob"])
-    assert roster.names == ()
-    roster.note_round(["ann", "bob"])
-    assert set(roster.names) == {sender_name("ann"), sender_name("bob")}
-
-
-def test_five_hundred_keys_that_come_at_once_enter_a_few_in_an_epoch_and_those_who_go_leave():
-    roster, crowd = Roster(), [f"key{number}" for number in range(500)]
-    rounds(roster, EPOCHS_TO_ENTER, ["ann", "bob"])
-    rounds(roster, EPOCHS_TO_ENTER, ["ann", "bob", *crowd])
-    assert len(roster.names) == 2 + NEW_IN_AN_EPOCH
-    rounds(roster, EPOCHS_REMEMBERED, ["ann"])
-    assert roster.names == (sender_name("ann"),)

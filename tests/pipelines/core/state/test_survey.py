@@ -7,9 +7,10 @@ import pytest
 
 from pipelines.core.epoch.acquaintances import Acquaintances
 from pipelines.core.signing.publisher_keys import PublisherKey
-from pipelines.core.state.anchors import Anchorage, AnchorWatch, signed_record
+from pipelines.core.state.anchors import Anchorage, AnchorWatch, statement_of
 from pipelines.core.state.survey import StateSurvey
 from pipelines.core.state.transfer import StateTransfer
+from pipelines.core.swarm.peer_records import AnchorRecord
 from pipelines.core.swarm.records import sender_name
 
 TRAINER, STRANGER = b"trainer", b"stranger"
@@ -168,7 +169,8 @@ def test_a_newcomer_takes_no_state_from_before_the_newest_signed_checkpoint_howe
 def test_an_anchor_that_speaks_now_may_return_to_before_the_newest_checkpoint(tmp_path):
     key = PublisherKey.load_or_create(tmp_path / "key.pem")
     digest = "a" * 64
-    said = signed_record(key, "birds", epoch=98, digest=digest, time=990.0, roster=[], returns=True)
+    said = AnchorRecord(publisher_key=key.public, epoch=98, digest=digest, time=990.0, returns=True, signature="")
+    said = said.copy(update=dict(signature=key.sign(statement_of(said, "birds"))))
     seen = newcomer(Claims({TRAINER: claim(98, digest)}, [said]), [key.public])
     seen.reached_epoch = 100
     assert (seen.look().verdict().epoch, seen.look().verdict().is_anchored) == (98, True)

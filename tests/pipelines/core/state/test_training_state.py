@@ -18,7 +18,7 @@ for room in ("run", "gradients", "optimizers"):
     package = importlib.import_module(f"pipelines.core.{room}")
     for module in pkgutil.iter_modules(package.__path__):
         importlib.import_module(f"{package.__name__}.{module.name}")
-for name in ("training_state", "digest", "snapshot", "checkpoint_tensors", "votes", "download"):
+for name in ("training_state", "digest", "snapshot", "votes", "download"):
     importlib.import_module(f"pipelines.core.state.{name}")
 sys.exit("hivemind" in sys.modules)
 """

@@ -2,9 +2,12 @@
 
 import itertools
 import math
+from types import SimpleNamespace
 
 import pytest
 
+from pipelines.core.signing.publisher_keys import PublisherKey
+from pipelines.core.state.anchors import AnchorWatch
 from pipelines.features.anchors.anchor import (
     EPOCHS_TO_SIGN,
     EPOCHS_WITHOUT_A_TEST,
@@ -12,8 +15,16 @@ from pipelines.features.anchors.anchor import (
     WORSE,
     is_worse,
     needs_a_test,
+    signed_record,
     waits_for_others,
 )
+
+
+def test_what_an_anchor_signs_counts_as_its_word(tmp_path):
+    key = PublisherKey.load_or_create(tmp_path / "key.pem")
+    said = signed_record(key, "birds", epoch=5, digest="a" * 64, roster=["0" * 16], returns=False, time=1e6)
+    seen = AnchorWatch(SimpleNamespace(anchors=lambda: [said]), "birds", lambda: [key.public], clock=lambda: 1e6).look()
+    assert (seen.present, seen.roster) == (said, {"0" * 16})
 
 
 def test_a_short_gap_is_crossed_at_once_by_an_anchor_that_has_just_averaged():

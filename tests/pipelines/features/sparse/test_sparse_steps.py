@@ -9,8 +9,8 @@ from swarm_of_processes import tiny_run
 
 from pipelines.core.epoch.reduction import Reduction, reduction_of
 from pipelines.core.optimizers.choice import optimizer_parts
-from pipelines.core.state.checkpoint_tensors import RunState, load_training_state, save_training_state
 from pipelines.core.state.training_state import TrainingState
+from pipelines.features.publishing.checkpoint_tensors import RunState, load_training_state, save_training_state
 from pipelines.features.sparse.averager import SparseGradientAverager
 from pipelines.features.sparse.mean import mean
 from pipelines.features.sparse.reduction import SparseLocalSteps, SparseReduction

@@ -11,8 +11,8 @@ import pytest
 from pipelines.core.run.compute_options import ComputeOptions
 from pipelines.core.run.training_run import TrainingRun
 from pipelines.core.run.versions import required_versions
-from pipelines.core.swarm.dialling import Call
 from pipelines.features.machine import Machine, capped, read_machine
+from pipelines.features.reachability.tcp_calls import Call
 from pipelines.features.servers.complaints import Accused
 from pipelines.features.servers.server_record import SERVERS, ServerRecord
 from pipelines.tasks.choice import open_task

@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 
-from pipelines.core.state.checkpoint_tensors import RunState, save_training_state
+from pipelines.features.publishing.checkpoint_tensors import RunState, save_training_state
 from pipelines.features.publishing.publishable_task import PublishableTask
 
 

@@ -16,10 +16,10 @@ from hub_tools.run_files import (
     REEL_INDEX_FILE,
     RESULTS_FILE,
 )
-from pipelines.core.state.checkpoint_tensors import num_parameters_in, run_state_in
 from pipelines.features.publishing.auxiliary.publishing.publication_spool import SpooledCheckpoint
 from pipelines.features.publishing.card.header import organisers_header
 from pipelines.features.publishing.card.licences import NOT_KNOWN, sources_of
+from pipelines.features.publishing.checkpoint_tensors import num_parameters_in, run_state_in
 from pipelines.features.publishing.metrics.evaluation.result_files import results_yaml
 from pipelines.features.publishing.metrics.loss_curve import draw_loss_curve
 from pipelines.features.publishing.metrics.run_metrics import RunMetrics

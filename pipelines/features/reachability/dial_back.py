@@ -14,7 +14,8 @@ from hivemind.proto import runtime_pb2
 from hivemind.utils import MSGPackSerializer
 
 from pipelines.core.admission.protocol_names import NamedServicer
-from pipelines.core.swarm.dialling import Call, PeerAddress, call, parse_address
+from pipelines.core.swarm.dialling import PeerAddress, parse_address
+from pipelines.features.reachability.tcp_calls import Call, call
 
 MOST_ADDRESSES = 4
 CALL_SECONDS = 5.0

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from pipelines.core.thread_choice import ThreadChoice, halves
+from pipelines.features.local_computation.thread_choice import ThreadChoice, halves
 
 ALONE = {1: 1.0, 2: 1.9, 4: 3.4, 8: 5.5}
 """Samples a second, as a multiple of one thread's."""

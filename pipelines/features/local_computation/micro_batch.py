@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 
 from pipelines.core.gradients.computation import ComputeGradient
-from pipelines.core.gradients.size_choice import SizeChoice
 from pipelines.core.run.task import Batch, TrainingTask
+from pipelines.features.local_computation.size_choice import SizeChoice
 
 LARGEST_TRIED = 256
 SHARE_OF_DEVICE_MEMORY = 0.9

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -52,6 +52,11 @@ def load_training_state(folder: Path, model: torch.nn.Module, optimizer: torch.o
         for name, parameter in _named_parameters(model, optimizer):
             parameter.copy_(weights[name])
     return state
+
+
+def loader_of(folder: Path | None) -> Callable[[torch.nn.Module, torch.optim.Optimizer], int] | None:
+    """Return what copies a checkpoint as `load_training_state` does, and returns its epoch; None if there is none."""
+    return None if folder is None else lambda model, optimizer: load_training_state(folder, model, optimizer).epoch
 
 
 def load_weights(path: Path, model: torch.nn.Module) -> None:

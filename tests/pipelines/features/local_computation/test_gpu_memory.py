@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from pipelines.core.gradients.gpu_memory import cap_gpu_memory, off_the_gpu
 from pipelines.core.run.compute_options import GIBIBYTE
+from pipelines.features.local_computation.gpu_memory import cap_gpu_memory, off_the_gpu
 
 
 def test_without_a_gpu_a_cap_on_its_memory_is_said_to_have_no_effect(caplog):

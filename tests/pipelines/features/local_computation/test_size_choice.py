@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from pipelines.core.gradients.micro_batch import choose_micro_batch
-from pipelines.core.gradients.size_choice import SizeChoice
+from pipelines.features.local_computation.micro_batch import choose_micro_batch
+from pipelines.features.local_computation.size_choice import SizeChoice
 
 LARGEST = 64
 NUM_PREFETCHED = 1024

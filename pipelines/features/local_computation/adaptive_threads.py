@@ -7,7 +7,7 @@ import torch
 
 from pipelines.core.gradients.computation import BatchLoss, ComputeGradient
 from pipelines.core.run.task import Batch
-from pipelines.core.thread_choice import ThreadChoice
+from pipelines.features.local_computation.thread_choice import ThreadChoice
 
 
 class AdaptiveThreads:

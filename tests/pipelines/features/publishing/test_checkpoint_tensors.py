@@ -16,13 +16,13 @@ from swarm_of_processes import TINY_MODEL, tiny_run
 
 from modeling_dalle_collab import DalleCollabForConditionalGeneration, DalleCollabProcessor
 from pipelines.core.optimizers.choice import optimizer_parts
-from pipelines.core.state.checkpoint_tensors import (
+from pipelines.features.publishing.auxiliary.publishing.checkpoint_writing import write_checkpoint
+from pipelines.features.publishing.checkpoint_tensors import (
     RunState,
     load_training_state,
     num_parameters_in,
     save_training_state,
 )
-from pipelines.features.publishing.auxiliary.publishing.checkpoint_writing import write_checkpoint
 from pipelines.features.publishing.metrics.epoch_summary import EpochSummary
 from pipelines.features.publishing.metrics.loss_curve import draw_loss_curve
 from pipelines.features.publishing.publishable_task import CheckpointFacts, Source

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from hivemind.p2p import P2P
 
-from pipelines.core.swarm.dial_back import DialBack, ask_for_dial_back
+from pipelines.features.reachability.dial_back import DialBack, ask_for_dial_back
 
 # hivemind 1.1.12 finds its daemon's executable in an old-fashioned way.
 pytestmark = pytest.mark.filterwarnings("ignore:path is deprecated:DeprecationWarning")

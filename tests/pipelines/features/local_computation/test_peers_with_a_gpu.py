@@ -18,7 +18,7 @@ def test_a_peer_on_a_gpu_and_one_on_a_cpu_end_with_equal_parameters(tmp_path, pr
     computes = {"gpu": dict(device="cuda", precision=precision, max_gpu_memory=4.0), "cpu": dict(device="cpu")}
     with Swarm(tmp_path, run, num_peers=2) as swarm:
         peers = [
-            swarm.start(name, micro_batch_size=5, seconds_per_batch=0.25, compute=compute)
+            swarm.start(name, micro_batch_size=5, seconds_per_batch=0.25, suits_its_machine=True, compute=compute)
             for name, compute in computes.items()
         ]
         for peer in peers:

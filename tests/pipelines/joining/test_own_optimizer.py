@@ -6,8 +6,8 @@ import pytest
 import torch
 from swarm_of_processes import tiny_run
 
-from pipelines.core.optimizers.own import UnsuitableOptimizerError, own_optimizer_parts
 from pipelines.core.state.digest import named_state
+from pipelines.joining.own_optimizer import UnsuitableOptimizerError, own_optimizer_parts
 
 RUN = tiny_run(num_epochs=100, num_warmup_epochs=0)
 OPTIMIZERS = {

@@ -1,47 +1,31 @@
-"""Everything about computing gradients on this machine: devices, precision, threads, and the size of micro-batches."""
+"""Gradients as fast as this machine can: on all its devices, with the threads and micro-batches that suit it."""
 
 import contextlib
 import logging
-from collections.abc import Callable
-from typing import Self
+from collections.abc import Callable, Iterable
 
 import torch
 
-from pipelines.core.gradients.adaptive_threads import AdaptiveThreads
-from pipelines.core.gradients.computation import (
-    BatchLoss,
-    ComputeGradient,
-    GradientComputation,
-    UsableGradients,
-    is_worth_compiling,
-    resolve_precision,
-)
-from pipelines.core.gradients.gpu_memory import cap_gpu_memory
-from pipelines.core.gradients.micro_batch import choose_micro_batch, largest_useful, trial
-from pipelines.core.gradients.size_choice import SizeChoice
+from pipelines.core.gradients.computation import ComputeGradient
+from pipelines.core.gradients.machine_computation import MachineComputation
 from pipelines.core.run.compute_options import ComputeOptions
-from pipelines.core.run.task import Batch, NamedBatch, TrainingTask
-from pipelines.core.thread_choice import halves
+from pipelines.core.run.task import TrainingTask
 from pipelines.core.torch_devices import num_cores
+from pipelines.features.local_computation.adaptive_threads import AdaptiveThreads
+from pipelines.features.local_computation.gpu_memory import cap_gpu_memory, off_the_gpu
+from pipelines.features.local_computation.micro_batch import choose_micro_batch, largest_useful, trial
+from pipelines.features.local_computation.size_choice import SizeChoice
+from pipelines.features.local_computation.thread_choice import halves
 
 logger = logging.getLogger(__name__)
 
 
-class LocalComputation:
-    """Computes gradients of a task's model, which lies on the first of the devices. Use as a context manager.
+class LocalComputation(MachineComputation):
+    """Computes gradients of a task's model, which lies on the first of the devices; see `MachineComputation`."""
 
-    `place` is where the other devices find the run: its repository, or a folder.
-    """
-
-    def __init__(self, task: TrainingTask, compute: ComputeOptions, *, place: str = "") -> None:
-        self._task, self._compute, self._place = task, compute, place
+    def __init__(self, task: TrainingTask, compute: ComputeOptions, place: str = "") -> None:
         cap_gpu_memory(compute.device, compute.max_gpu_memory)
-        self.model = task.new_model().to(compute.device)
-        self._precision = resolve_precision(compute.precision, compute.device)
-        self._is_compiled = is_worth_compiling(compute.compile, compute.device, task)
-        self._computation = GradientComputation(
-            task, self.model, device=compute.device, precision=self._precision, compiled=self._is_compiled
-        )
+        super().__init__(task, compute, place)
         self._sizes: SizeChoice | None = None
         """Which micro-batch this machine computes; None: it is configured."""
 
@@ -50,28 +34,17 @@ class LocalComputation:
         )
         self._parts = contextlib.ExitStack()
 
-    def __enter__(self) -> Self:
-        backward = self._join_devices() if (self._compute.num_devices or 1) > 1 else self._on_one_device()
-        self._gradients = UsableGradients(backward, self.model.parameters(), precision=self._precision)
-        return self
-
     def __exit__(self, *exception: object) -> None:
         self._parts.close()
 
     @property
     def micro_batch_size(self) -> int:
         """Samples per local step and device: as configured, or found by testing the machine; this may change."""
-        return self._sizes.size if self._sizes is not None else self._compute.micro_batch_size or 1
+        return self._sizes.size if self._sizes is not None else super().micro_batch_size
 
     def batch_size(self) -> int:
         """Return the samples of a local step on all devices."""
         return self.micro_batch_size * (self._compute.num_devices or 1)
-
-    def compute(self, batch: Batch) -> BatchLoss | None:
-        """Compute the mean gradient of a batch into the parameters' `.grad`; None: it overflowed and is unusable."""
-        if isinstance(batch, NamedBatch):
-            torch.manual_seed(batch.seed(self._task.run))
-        return self._gradients.compute(batch)
 
     def choose_micro_batch(self) -> None:
         """Test the machine, unless the size is configured. While it trains, this is done again from time to time."""
@@ -103,17 +76,19 @@ class LocalComputation:
         if self._sizes.size != before:
             logger.info("Micro-batches of %d samples suit this machine better than %d now.", self._sizes.size, before)
 
-    def rest_after(self, seconds: float) -> float:
-        """Return how many seconds the device rests after so many of computing."""
-        return seconds * (100 / self._compute.max_load - 1)
+    def make_room(self, tensors: Iterable[torch.Tensor]) -> Callable[[], None]:
+        """Move the tensors off the GPU; see `off_the_gpu`."""
+        return off_the_gpu(tensors)
 
-    def _on_one_device(self) -> ComputeGradient:
+    def _backward(self) -> ComputeGradient:
+        if (self._compute.num_devices or 1) > 1:
+            return self._join_devices()
         if torch.device(self._compute.device).type != "cpu" or self._compute.cpu_threads is not None:
             return self._computation.backward
         return AdaptiveThreads(self._computation.backward, halves(num_cores()))
 
     def _join_devices(self) -> ComputeGradient:
-        from pipelines.core.gradients.device_group import (
+        from pipelines.features.local_computation.device_group import (
             DeviceGroup,
             DevicePlan,
             meeting_place,
