@@ -22,18 +22,18 @@ ROOMS = {
     "core.swarm_time": "",
     "core.torch_devices": "",
     "core.named_features": "",
-    "core.admission": "core.child_watch core.named_features core.signing hub_tools",
+    "core.admission": "core.named_features core.signing hub_tools",
     "core.signing": "hub_tools",
     "core.run": "core.admission hub_tools",
-    "core.swarm": "core.admission core.child_watch core.signing core.swarm_time hub_tools",
-    "core.averaging": "core.admission core.child_watch core.equal_arithmetic core.swarm",
+    "core.swarm": "core.admission core.signing core.swarm_time hub_tools",
+    "core.averaging": "core.admission core.equal_arithmetic core.swarm hub_tools",
     "core.averaging.reduce": "core.equal_arithmetic core.run",
     "core.gradients": "core.run",
-    "core.optimizers": "core.block_quantisation core.equal_arithmetic core.run",
+    "core.optimizers": "core.block_quantisation core.equal_arithmetic core.named_features core.run",
     "core.averaging.wire": "core.averaging.reduce core.block_quantisation core.run core.signing",
     "core.state": "core.admission core.averaging core.optimizers core.signing core.swarm hub_tools",
     "core.epoch": (
-        "core.admission core.averaging core.child_watch core.gradients core.optimizers core.run core.state core.swarm"
+        "core.admission core.averaging core.gradients core.optimizers core.run core.state core.swarm hub_tools"
     ),
     "core.peer": (
         "core.admission core.averaging core.epoch core.gradients core.run core.state core.swarm core.torch_devices"
@@ -43,7 +43,8 @@ ROOMS = {
     "features.memory_estimate.models": "modeling_dalle_collab",
     "features.admission_service": "core.admission core.signing core.swarm_time hub_tools",
     "features.held_out_loss": "core.run",
-    "features.machine": "core.run core.swarm",
+    "features.optimizers": "core.equal_arithmetic core.optimizers",
+    "features.machine": "core.run hub_tools",
     "features.publishing.checkpoint_tensors": "core.optimizers hub_tools",
     "features.publishing.publishable_task": "core.run features.memory_estimate",
     "features.reachability": "core.admission core.swarm",

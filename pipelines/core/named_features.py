@@ -3,8 +3,25 @@
 import importlib
 from typing import Any
 
+FEATURES = "pipelines.features"
+
+
+class MissingFeatureError(ValueError):
+    """A feature that a run asks for is not installed."""
+
 
 def named_feature(place: str) -> Any:
-    """Return what is at `module:name`; raises ModuleNotFoundError if this package lacks it."""
+    """Return what is at `module:name` of a feature.
+
+    Raises:
+        MissingFeatureError: this package lacks the feature.
+    """
     module, _, name = place.partition(":")
-    return getattr(importlib.import_module(module), name)
+    try:
+        return getattr(importlib.import_module(module), name)
+    except ModuleNotFoundError as error:
+        if error.name not in (FEATURES, ".".join(module.split(".")[:3])):
+            raise  # the feature is there, and lacks something
+        raise MissingFeatureError(
+            f"The run asks for {name}, for which this package lacks {error.name}. Cure: pip install -U dalle-collab"
+        ) from error

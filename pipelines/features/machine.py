@@ -6,8 +6,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from hub_tools.processes.open_files import open_files_limit
 from pipelines.core.run.compute_options import GIBIBYTE
-from pipelines.core.swarm.open_files import open_files_limit
 
 SHARED_MEMORY = Path("/dev/shm")
 CGROUP = Path("/sys/fs/cgroup")

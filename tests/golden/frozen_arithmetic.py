@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from pipelines.core.averaging.reduce.robust_aggregation import AggregationRule, aggregate, bounded_weights
 from pipelines.core.block_quantisation import dequantise, quantise
 from pipelines.core.equal_arithmetic import SPAN, norm, power, product
-from pipelines.core.optimizers.choice import OPTIMIZERS, linear_schedule
+from pipelines.core.optimizers.choice import OPTIMIZERS, linear_schedule, optimizer_type
 from pipelines.core.optimizers.nesterov import Nesterov
 from pipelines.core.run.sections import AGGREGATION_RULES
 from pipelines.features.sparse.codec import SparseCodec
@@ -72,7 +72,9 @@ def optimizers() -> dict[str, str]:
     for name, bits, large in itertools.product(sorted(OPTIMIZERS), (8, 32), (False, True)):
         settings = dict(lr=0.01, betas=(0.9, 0.96), bits=bits, max_gradient_norm=1.0)
 
-        def make(parameters: list, kind: type = OPTIMIZERS[name], settings: dict = settings) -> torch.optim.Optimizer:
+        def make(
+            parameters: list, kind: type = optimizer_type(name), settings: dict = settings
+        ) -> torch.optim.Optimizer:
             groups = [dict(params=[p], weight_decay=0.045, is_orthogonal=p.ndim == 2) for p in parameters]
             return kind(groups, **settings)
 

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from hub_tools.counted import counted, duration
 from hub_tools.processes.process_group import START_AGAIN_EXIT_CODE, seconds_since_start
+from hub_tools.processes.repeating import repeated
 from pipelines.command_line.terminal.entry_words import (
     options_without_effect,
     what_entering_asks,
@@ -20,7 +21,6 @@ from pipelines.command_line.terminal.entry_words import (
 from pipelines.command_line.terminal.peer_events import EventFile
 from pipelines.command_line.terminal.peer_names import SECONDS_BETWEEN_NAMES, PeerNames
 from pipelines.command_line.terminal.worker import become_worker
-from pipelines.core.peer.repeating import repeated
 from pipelines.core.swarm.network_options import NetworkOptions
 
 if TYPE_CHECKING:

@@ -15,12 +15,12 @@ from rich.text import Text
 
 from hub_tools.counted import counted, duration, file_size, nats
 from hub_tools.processes.process_group import HAS_GROUPS, START_AGAIN_EXIT_CODE, seconds_since_start
+from hub_tools.processes.repeating import repeated
 from pipelines.command_line.terminal.check_list import report_obstacles
 from pipelines.command_line.terminal.entry_words import options_without_effect, what_entering_asks, who_may_join
 from pipelines.command_line.terminal.peer_events import EventFile
 from pipelines.command_line.terminal.peer_names import SECONDS_BETWEEN_NAMES, PeerNames
 from pipelines.command_line.terminal.worker import become_worker
-from pipelines.core.peer.repeating import repeated
 from pipelines.core.run.compute_options import ComputeOptions
 from pipelines.core.swarm.network_options import NetworkOptions
 from pipelines.features.bandwidth.session_totals import SessionTraffic, seconds_left

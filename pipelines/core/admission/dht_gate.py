@@ -17,9 +17,9 @@ from hivemind.utils import get_dht_time
 from hivemind.utils.auth import AuthRole, AuthRPCWrapper, TokenAuthorizerBase
 from hivemind.utils.multiaddr import Multiaddr
 
+from hub_tools.processes.child_watch import ChildWatch, end_with_parent
 from pipelines.core.admission.client import PeerAdmission
 from pipelines.core.admission.tokens import Admission, TokenRefusedError
-from pipelines.core.child_watch import ChildWatch, end_with_parent
 
 logger = logging.getLogger(__name__)
 

@@ -11,13 +11,13 @@ from hivemind.p2p.servicer import StubBase
 from hivemind.proto import auth_pb2, averaging_pb2
 from hivemind.utils.asyncio import as_aiter
 
+from hub_tools.processes.child_watch import end_with_parent
 from pipelines.core.admission.averaging_gate import AveragingGate
 from pipelines.core.admission.client import PeerAdmission
 from pipelines.core.admission.protocol_names import NamedServicer
 from pipelines.core.averaging.checks import Checks
 from pipelines.core.averaging.wire.signed_answers import RoundAnswers, read_answers_request
 from pipelines.core.averaging.wire.streams import until_reader_closes
-from pipelines.core.child_watch import end_with_parent
 from pipelines.core.swarm.forks import forget_ended_calls, set_aside_what_exists
 from pipelines.core.swarm.streams.bounded import bound_streams
 from pipelines.core.swarm.upload_limit import UploadLimit, pass_bytes

@@ -8,9 +8,9 @@ from typing import Any
 import hivemind
 import torch
 
+from hub_tools.processes.child_watch import ChildWatch, wait_until_started
 from pipelines.core.averaging.group.time_limits import RoundTimes
 from pipelines.core.averaging.wire.codec import averaging_compression, check_codec
-from pipelines.core.child_watch import ChildWatch, wait_until_started
 from pipelines.core.epoch.acquaintances import Acquaintances
 from pipelines.core.epoch.epoch_end import EpochContext
 from pipelines.core.epoch.gathering import SummedGradients

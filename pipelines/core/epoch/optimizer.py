@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
+from hub_tools.processes.child_watch import ChildWatch
 from pipelines.core.averaging.figures import AveragingRound
-from pipelines.core.child_watch import ChildWatch
 from pipelines.core.epoch.epoch_end import EpochContext, end_epoch, leave, look_for_group
 from pipelines.core.epoch.missed_rounds import MissedRoundError
 from pipelines.core.epoch.progress_tracking import SwarmProgressTracker

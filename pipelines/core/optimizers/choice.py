@@ -1,22 +1,26 @@
 """Builds the optimizers and the schedule that a run asks for."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TypedDict
 
 import torch
 from torch.optim.optimizer import ParamsT
 
+from pipelines.core.named_features import named_feature
 from pipelines.core.optimizers.adamw import AdamW
 from pipelines.core.optimizers.lamb import Lamb
-from pipelines.core.optimizers.muon import Muon
 from pipelines.core.optimizers.nesterov import Nesterov
-from pipelines.core.optimizers.parameter_groups import muon_groups, weight_decay_groups
+from pipelines.core.optimizers.parameter_groups import weight_decay_groups
 from pipelines.core.optimizers.schedule import linear_factor
 from pipelines.core.run.training_run import TrainingRun
 
-OPTIMIZERS: dict[str, type[Lamb]] = {"lamb": Lamb, "adamw": AdamW, "muon": Muon}
-"""Optimizers by the name in a run's settings; `sections.OPTIMIZERS` has the same names."""
+OPTIMIZERS: Mapping[str, type[Lamb] | str] = {
+    "lamb": Lamb,
+    "adamw": AdamW,
+    "muon": "pipelines.features.optimizers.muon:Muon",
+}
+"""By the name in a run's settings, which `sections.OPTIMIZERS` has, too; a feature's is imported when a run asks."""
 
 
 class OptimizerContext(TypedDict):
@@ -47,7 +51,7 @@ def optimizer_factory(run: TrainingRun) -> partial[Lamb]:
     Momentum that gradients already contain is not added again.
     """
     return partial(
-        OPTIMIZERS[run.stepping_optimizer],
+        optimizer_type(run.stepping_optimizer),
         lr=run.peak_learning_rate,
         betas=(0.0 if gradient_momentum(run) else run.betas[0], run.betas[1]),
         eps=run.epsilon,
@@ -68,9 +72,13 @@ def inner_optimizer(run: TrainingRun, model: torch.nn.Module) -> torch.optim.Opt
 
 def parameter_groups(run: TrainingRun, model: torch.nn.Module) -> list[dict]:
     """Return the groups of what steps along gradients; ValueError if the model has none that the optimizer is for."""
-    if run.stepping_optimizer == "muon":
-        return muon_groups(model, run.weight_decay)
-    return weight_decay_groups(model.named_parameters(), run.weight_decay)
+    return optimizer_type(run.stepping_optimizer).groups(model, run.weight_decay)
+
+
+def optimizer_type(name: str) -> type[Lamb]:
+    """Return the optimizer of this name in a run's settings; raises as `named_feature`."""
+    found = OPTIMIZERS[name]
+    return named_feature(found) if isinstance(found, str) else found
 
 
 def linear_schedule(

@@ -14,6 +14,7 @@ from torch.optim.optimizer import ParamsT, StateDict
 from pipelines.core.equal_arithmetic import SPAN, norm, power, root_, shared_out, spans, workers
 from pipelines.core.optimizers.block_statistics import Statistic, initial_state, read_statistic, write_statistic
 from pipelines.core.optimizers.gradient_norm import global_norm
+from pipelines.core.optimizers.parameter_groups import weight_decay_groups
 
 SPAN_ON_GPU = 2**22
 """Elements whose statistics are float32 at the same time: on a CPU `SPAN`, here as many as keep a GPU busy."""
@@ -57,6 +58,11 @@ class Lamb(torch.optim.Optimizer):
                 if parameter.dtype != torch.float32:
                     raise ValueError(f"A parameter is {parameter.dtype}; expected float32: model.float().")
                 self.state[parameter] = initial_state(parameter, bits, self.statistics)
+
+    @staticmethod
+    def groups(model: torch.nn.Module, weight_decay: float) -> list[dict]:
+        """Return the model's parameters in groups; ValueError if it has none that this optimizer is for."""
+        return weight_decay_groups(model.named_parameters(), weight_decay)
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]  # torch's takes closures; unused here

@@ -11,12 +11,12 @@ from hivemind.dht.protocol import ValidationError
 from hivemind.p2p import P2PDaemonError, PeerID
 from hivemind.utils import MAX_DHT_TIME_DISCREPANCY_SECONDS
 
+from hub_tools.processes.child_watch import ChildDiedError, wait_until_started
+from hub_tools.processes.open_files import raise_open_files
 from pipelines.core.admission.client import PeerAdmission
 from pipelines.core.admission.dht_gate import SwarmDHT
-from pipelines.core.child_watch import ChildDiedError, wait_until_started
 from pipelines.core.swarm.forks import tidy_node
 from pipelines.core.swarm.network_options import NetworkOptions
-from pipelines.core.swarm.open_files import raise_open_files
 from pipelines.core.swarm.record_limits import bound_storage
 from pipelines.core.swarm.rejoining import keep_time, stay_joined
 from pipelines.core.swarm_time import in_words

@@ -7,12 +7,12 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from hub_tools.processes.repeating import repeated
 from pipelines.core.admission.client import PeerAdmission
 from pipelines.core.admission.dht_gate import SwarmDHT
 from pipelines.core.epoch.hivemind_options import reply_seconds
 from pipelines.core.peer.entering import admitted
 from pipelines.core.peer.pausing import stop_on_signals
-from pipelines.core.peer.repeating import repeated
 from pipelines.core.peer.volunteer import EventHandler, ignore_events
 from pipelines.core.run.training_run import TrainingRun
 from pipelines.core.signing.publisher_keys import PublisherKey

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from installed_features import needs_feature
 from made_up_tasks import made_up_batch, made_up_task
 from plain_training import train_alone
 from safetensors.torch import load_file
@@ -25,7 +26,7 @@ def relative_difference(first: dict, second: dict) -> float:
         pytest.param(
             "text-to-image",
             dict(momentum_before_averaging=True, optimizer="muon", peak_learning_rate=2e-3),
-            marks=pytest.mark.long,
+            marks=[pytest.mark.long, needs_feature("optimizers")],
         ),
         pytest.param("fill-mask", {}, marks=pytest.mark.long),
     ],
@@ -60,7 +61,10 @@ def test_two_uneven_peers_come_to_what_one_process_comes_to_with_the_very_same_s
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize(("optimizer", "rate"), [("lamb", 1e-2), ("adamw", 2e-3), ("muon", 2e-3)])
+@pytest.mark.parametrize(
+    ("optimizer", "rate"),
+    [("lamb", 1e-2), ("adamw", 2e-3), pytest.param("muon", 2e-3, marks=needs_feature("optimizers"))],
+)
 def test_processors_with_other_instructions_have_equal_states_for_two_hundred_epochs(tmp_path, optimizer, rate):
     run = tiny_run(
         target_batch_size=16, num_epochs=200, optimizer=optimizer, peak_learning_rate=rate, optimizer_bits=8, **PATIENT

@@ -4,10 +4,11 @@ import json
 
 import pytest
 import torch
+from installed_features import ALL_OPTIMIZERS
 from swarm_of_processes import tiny_run
 
 from pipelines.core.epoch.inner_steps import InnerSteps
-from pipelines.core.optimizers.choice import OPTIMIZERS, optimizer_parts, parameter_groups
+from pipelines.core.optimizers.choice import optimizer_parts, optimizer_type, parameter_groups
 from pipelines.core.optimizers.nesterov import Nesterov
 from pipelines.core.optimizers.schedule import learning_rate
 from pipelines.core.run.training_run import TrainingRun
@@ -83,7 +84,7 @@ def test_progress_made_while_the_round_was_under_way_stays_on_top_of_its_result(
     assert not any(receiver.any() for receiver in receivers)
 
 
-@pytest.mark.parametrize("kind", ["lamb", "adamw", "muon"])
+@pytest.mark.parametrize("kind", ALL_OPTIMIZERS)
 def test_an_inner_step_is_the_optimizers_own_with_clipped_gradient_and_the_rate_of_its_share(model, kind):
     run = local_run(inner_optimizer=kind, max_gradient_norm=1.0)
     expected = torch.nn.Linear(5, 3)
@@ -93,7 +94,7 @@ def test_an_inner_step_is_the_optimizers_own_with_clipped_gradient_and_the_rate_
     groups = parameter_groups(run, expected)
     options = dict(lr=0.5 * learning_rate(run, 1), betas=run.betas, eps=run.epsilon)
     reference = (
-        torch.optim.AdamW(groups, **options) if kind == "adamw" else OPTIMIZERS[kind](groups, bits=32, **options)
+        torch.optim.AdamW(groups, **options) if kind == "adamw" else optimizer_type(kind)(groups, bits=32, **options)
     )
     others = [p for group in groups for p in group["params"]]
     for parameter, gradient in zip(others, gradients, strict=True):

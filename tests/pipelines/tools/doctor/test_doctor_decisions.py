@@ -127,7 +127,7 @@ def test_open_files_are_judged_by_the_hard_limit(allowed, status):
 def test_the_hard_limit_is_what_counts_and_what_a_peer_raises_its_own_to():
     code = (
         "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (300, 600))\n"
-        "from pipelines.core.swarm.open_files import open_files_limit, raise_open_files\n"
+        "from hub_tools.processes.open_files import open_files_limit, raise_open_files\n"
         "raise_open_files(); print(open_files_limit(), *resource.getrlimit(resource.RLIMIT_NOFILE))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

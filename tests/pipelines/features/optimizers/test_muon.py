@@ -7,15 +7,16 @@ import torch
 from hivemind.optim.state_averager import dump_optimizer_state, load_optimizer_state
 
 from pipelines.core.optimizers.choice import inner_optimizer, optimizer_parts
-from pipelines.core.optimizers.muon import (
+from pipelines.core.optimizers.parameter_groups import in_optimizer_order
+from pipelines.core.run.training_run import TrainingRun
+from pipelines.features.optimizers.muon import (
     BLOCK_ROWS,
     COEFFICIENTS,
     Muon,
     _orthogonal_on_gpu,
+    muon_groups,
     orthogonalise_,
 )
-from pipelines.core.optimizers.parameter_groups import in_optimizer_order, muon_groups
-from pipelines.core.run.training_run import TrainingRun
 
 SETTINGS = dict(lr=0.02, betas=(0.9, 0.96), eps=1e-6)
 SHAPES = [(24, 24), (40, 16), (16, 40), (2, 3), (64, 80), (BLOCK_ROWS + 5, 3), (3, 2 * BLOCK_ROWS)]

@@ -2,7 +2,7 @@
 
 import threading
 
-from pipelines.core.peer.repeating import repeated
+from hub_tools.processes.repeating import repeated
 
 
 def test_work_that_fails_is_done_again_until_the_block_ends():

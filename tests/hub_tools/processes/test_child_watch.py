@@ -9,14 +9,14 @@ import threading
 import psutil
 import pytest
 
-from pipelines.core.child_watch import ChildDiedError, ChildWatch, wait_until_started, what_died
+from hub_tools.processes.child_watch import ChildDiedError, ChildWatch, wait_until_started, what_died
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
 
 # A program with two children, of which one is killed while the program waits for ever, as hivemind's calls do.
 HANGING = """
 import logging, subprocess, sys, threading
-from pipelines.core.child_watch import ChildWatch
+from hub_tools.processes.child_watch import ChildWatch
 logging.basicConfig(format="%(message)s")
 children = [subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) for _ in range(2)]
 with ChildWatch() as watch:
@@ -28,7 +28,7 @@ with ChildWatch() as watch:
 
 ORPHANED = """
 import os, time
-from pipelines.core.child_watch import end_with_parent
+from hub_tools.processes.child_watch import end_with_parent
 if os.fork() == 0:
     end_with_parent(lambda: print("last words", flush=True))
     print(os.getpid(), flush=True)

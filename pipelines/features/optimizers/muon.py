@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from pipelines.core.equal_arithmetic import product
 from pipelines.core.optimizers.adamw import AdamW
 from pipelines.core.optimizers.block_statistics import initial_state, read_statistic, write_statistic
 from pipelines.core.optimizers.lamb import MEAN, SQUARE
+from pipelines.core.optimizers.parameter_groups import weight_decay_groups
 
 COEFFICIENTS = (3.4445, -4.775, 2.0315)
 """Of X, X X'X and X (X'X)^2 in an iteration of Newton and Schulz; those of `torch.optim.Muon`."""
@@ -38,6 +40,11 @@ class Muon(AdamW):
         for group in self.param_groups:
             for parameter in group["params"] if group.get("is_orthogonal") else ():
                 self.state[parameter] = initial_state(parameter, self.bits, (MEAN,))
+
+    @staticmethod
+    def groups(model: torch.nn.Module, weight_decay: float) -> list[dict]:
+        """See `Lamb.groups` and `muon_groups`."""
+        return muon_groups(model, weight_decay)
 
     @torch.no_grad()  # which is a thread's own
     def _update_span(
@@ -67,6 +74,35 @@ class Muon(AdamW):
             return super().trust_ratio(parameter, direction)
         orthogonalise_(direction.view_as(parameter))
         return STEP_SIZE * math.sqrt(max(parameter.shape))
+
+
+def muon_groups(model: torch.nn.Module, weight_decay: float) -> list[dict]:
+    """Split the same parameters, in the same order, further: matrices of layers have `is_orthogonal`, all else has not.
+
+    Tables have a row for each token or position, and their gradients rows of zeros; so `nn.Embedding` and what
+    `get_output_embeddings` of transformers returns step as with AdamW, and so do kernels of three and more dimensions,
+    which are matrices in none of the usual ways but for one stride. A fused matrix, such as that of queries, keys and
+    values, is one matrix.
+
+    Raises:
+        ValueError: there are none but tables and vectors.
+    """
+    tables = {id(module.weight) for module in model.modules() if isinstance(module, torch.nn.Embedding)}
+    if (output := getattr(model, "get_output_embeddings", lambda: None)()) is not None:
+        tables.add(id(output.weight))
+    groups = [
+        {**group, "params": list(parameters), "is_orthogonal": is_orthogonal}
+        for group in weight_decay_groups(model.named_parameters(), weight_decay)
+        for is_orthogonal, parameters in groupby(
+            group["params"], lambda p: p.ndim == p.squeeze().ndim == 2 and id(p) not in tables
+        )
+    ]
+    if not any(group["is_orthogonal"] for group in groups):
+        raise ValueError(
+            "optimizer muon orthogonalises matrices of layers, and this model has none besides its tables of tokens "
+            "and positions; expected a model with layers. Cure: --set optimizer=adamw, or inner_optimizer=adamw"
+        )
+    return groups
 
 
 def orthogonalise_(matrix: torch.Tensor) -> None:
