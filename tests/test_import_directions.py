@@ -20,7 +20,6 @@ ROOMS = {
     "core.child_watch": "",
     "core.equal_arithmetic": "",
     "core.swarm_time": "",
-    "core.torch_devices": "",
     "core.named_features": "",
     "core.admission": "core.named_features core.signing hub_tools",
     "core.signing": "hub_tools",
@@ -35,10 +34,9 @@ ROOMS = {
     "core.epoch": (
         "core.admission core.averaging core.gradients core.optimizers core.run core.state core.swarm hub_tools"
     ),
-    "core.peer": (
-        "core.admission core.averaging core.epoch core.gradients core.run core.state core.swarm core.torch_devices"
-    ),
-    "features.local_computation": "core.gradients core.run core.torch_devices",
+    "core.peer": ("core.admission core.averaging core.epoch core.gradients core.run core.state core.swarm"),
+    "features.torch_devices": "core.run",
+    "features.local_computation": "core.gradients core.run features.torch_devices",
     "features.memory_estimate": "core.run hub_tools modeling_dalle_collab",
     "features.memory_estimate.models": "modeling_dalle_collab",
     "features.admission_service": "core.admission core.signing core.swarm_time hub_tools",
@@ -68,7 +66,7 @@ ROOMS = {
     "features.anchors": "core.epoch core.signing core.state core.swarm features.publishing.metrics",
     "features.publishing.card": "core.run features.publishing.metrics features.publishing.publishable_task hub_tools",
     "features.serving": (
-        "core.admission core.averaging core.epoch core.peer core.run core.swarm core.torch_devices "
+        "core.admission core.averaging core.epoch core.peer core.run core.swarm features.torch_devices "
         "features.admission_service features.all_records features.machine features.publishing.repository "
         "features.reachability features.servers tasks.text_to_image.generation tasks.text_to_image.image_codes "
         "hub_tools modeling_dalle_collab"
@@ -95,11 +93,11 @@ ROOMS = {
     "tasks.text_to_image.image_codes": "hub_tools",
     "tasks.text_to_image.clip": "tasks.text_to_image.image_codes hub_tools",
     "tasks.text_to_image.conversion": "tasks.text_to_image.image_codes hub_tools modeling_dalle_collab",
-    "tasks.text_to_image.data_preparation": "core.torch_devices tasks.text_to_image.image_codes hub_tools",
+    "tasks.text_to_image.data_preparation": "features.torch_devices tasks.text_to_image.image_codes hub_tools",
     "tasks.setting_list": "core.run",
     "tasks.streaming": "core.run hub_tools",
     "tasks.text_to_image.generation": (
-        "core.torch_devices features.local_computation features.memory_estimate tasks.text_to_image.clip "
+        "features.torch_devices features.local_computation features.memory_estimate tasks.text_to_image.clip "
         "tasks.text_to_image.image_codes hub_tools modeling_dalle_collab"
     ),
     "tasks.text_to_image": (

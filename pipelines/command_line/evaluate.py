@@ -98,9 +98,9 @@ def evaluate(
       dalle-collab evaluate my-org/bengali --token-classification unimelb-nlp/wikiann:bn
     """
     from modeling_dalle_collab.sampling_dalle_collab import SamplingOptions
-    from pipelines.core.torch_devices import torch_device
     from pipelines.features.evaluation.features import CLIP
     from pipelines.features.evaluation.opening import TEXT_TO_IMAGE, Reading, Subject, settings_of
+    from pipelines.features.torch_devices import torch_device
     from pipelines.tasks.text_to_image.generation.generation_options import GenerationOptions
     from pipelines.tools.demo.scenes.caption_judge import judge_caption
 

@@ -145,7 +145,7 @@ def _draw(
     """Draw here; `borrowed` are arguments of `model_across_blocks`, None: the layers are here, too."""
     from hub_tools.printing.stage_progress import stage_progress
     from pipelines.command_line.serving.across_blocks import look_at_pictures, model_across_blocks
-    from pipelines.core.torch_devices import torch_device
+    from pipelines.features.torch_devices import torch_device
     from pipelines.tasks.text_to_image.generation.image_generation import (
         TextToImage,
         load_ranking_parts,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from pipelines.core.peer.entering import Membership, PeerContext, enter_run
-from pipelines.core.peer.volunteer import hub_username, with_devices
+from pipelines.core.peer.volunteer import hub_username
 from pipelines.core.run.compute_options import ComputeOptions
 from pipelines.core.run.finished import RunFinishedError, finished_message
 from pipelines.core.run.training_run import TrainingRun
@@ -26,6 +26,7 @@ from pipelines.features.publishing.repository.key_list import TrustedKeys
 from pipelines.features.publishing.repository.run_bucket import newest_checkpoint
 from pipelines.features.publishing.repository.snapshot import RunSnapshot, signed_epoch
 from pipelines.features.reachability.dial_back import offer_dial_back
+from pipelines.features.torch_devices import with_devices
 
 logger = logging.getLogger(__name__)
 

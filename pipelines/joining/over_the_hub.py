@@ -1,9 +1,7 @@
 """Joining and assisting a run whose only wire is the Hub. Nothing here, or below it, needs hivemind."""
 
 import contextlib
-import dataclasses
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,14 +15,13 @@ from pipelines.core.gradients.machine_computation import MachineComputation
 from pipelines.core.peer.pausing import stop_on_signals
 from pipelines.core.peer.prefetching import prefetched
 from pipelines.core.peer.reports import StepReport
-from pipelines.core.peer.volunteer import ANONYMOUS, EventHandler, hub_username, ignore_events, with_devices
+from pipelines.core.peer.volunteer import ANONYMOUS, EventHandler, hub_username, ignore_events
 from pipelines.core.run.compute_options import ComputeOptions
 from pipelines.core.run.finished import RunFinishedError, finished_message
 from pipelines.core.run.task import Batch, TrainingTask
 from pipelines.core.run.training_run import TrainingRun, stable_seed
 from pipelines.core.run.versions import package_version
 from pipelines.core.signing.publisher_keys import PublisherKey
-from pipelines.core.torch_devices import describe_device, num_cores, wanted_threads
 from pipelines.features.hub_rounds.auditing import AuditedRound, audited, first_start
 from pipelines.features.hub_rounds.closer import SECONDS_BETWEEN_LISTINGS, RoundCloser
 from pipelines.features.hub_rounds.exchange import RoundExchange
@@ -48,6 +45,7 @@ from pipelines.features.publishing.repository.key_list import PUBLISHER, Trusted
 from pipelines.features.publishing.repository.organiser import local_folder
 from pipelines.features.publishing.repository.run_bucket import RunBucket, newest_checkpoint
 from pipelines.features.publishing.repository.snapshot import RunSnapshot
+from pipelines.features.torch_devices import num_cores, with_devices
 
 logger = logging.getLogger(__name__)
 
@@ -119,8 +117,6 @@ def join_over_hub(
     """
     snapshot, run, task = _opened(repository, open_task)
     compute = with_devices(compute)
-    compute = dataclasses.replace(compute, cpu_threads=wanted_threads(compute.cpu_threads, os.environ))
-    torch.set_num_threads(compute.cpu_threads or num_cores())
     on_event("checking", run=run)
     check(snapshot, compute)
     on_event("asking", run=run)
@@ -144,7 +140,7 @@ def join_over_hub(
             reader,
             exchange_type(reader, user, key, run.window_seconds),
             user=user,
-            device=describe_device(compute.device, compute.num_devices or 1),
+            device=computation.description(),
             package_version=package_version(),
             limits=compute,
             fetch_checkpoint=lambda: newest_checkpoint(RunSnapshot.read(repository), task),

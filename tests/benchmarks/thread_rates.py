@@ -13,9 +13,9 @@ import torch
 
 from pipelines.core.gradients.computation import ComputeGradient, GradientComputation
 from pipelines.core.run.training_run import TrainingRun
-from pipelines.core.torch_devices import num_cores
 from pipelines.features.local_computation.adaptive_threads import AdaptiveThreads
 from pipelines.features.local_computation.thread_choice import halves
+from pipelines.features.torch_devices import num_cores
 from pipelines.tasks.choice import open_task
 
 MICRO_BATCH = 4

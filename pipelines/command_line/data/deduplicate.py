@@ -35,7 +35,7 @@ def deduplicate(
     from pipelines.tasks.text_to_image.data_preparation.sources.finding import find_sources
 
     found = find_sources(sources, policy.reading)
-    from pipelines.core.torch_devices import num_cores
+    from pipelines.features.torch_devices import num_cores
     from pipelines.tasks.text_to_image.data_preparation.deduplication.duplicates import LIST_NAME, find_duplicates
 
     with open_progress(transient=True) as bar:

@@ -116,7 +116,7 @@ def prepare(
     # Before torch is imported, so that a mistake is reported at once.
     how = EngineChoice.parse(engine, part, device)
     found = _find_sources(sources, policy, leave_out)
-    from pipelines.core.torch_devices import num_cores, torch_devices
+    from pipelines.features.torch_devices import num_cores, torch_devices
     from pipelines.tasks.text_to_image.data_preparation.shard_writing import Preparation, PreparationOptions
     from pipelines.tasks.text_to_image.image_codes.codec_code import open_codec
 

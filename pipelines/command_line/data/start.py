@@ -53,7 +53,7 @@ def start(
         raise ValueError("--announce is for --online: without it nobody connects from elsewhere.")
     with opened_demo() as console:
         with loading(console):
-            from pipelines.core.torch_devices import num_cores
+            from pipelines.features.torch_devices import num_cores
             from pipelines.tools.demo.own_pictures import run_own_pictures
             from pipelines.tools.demo.running_spaces import look_around
             from pipelines.tools.demo.summary import show_end

@@ -9,8 +9,8 @@ from hub_tools.counted import duration
 from modeling_dalle_collab import DalleCollabConfig
 from pipelines.command_line.explaining.run_meaning import DatasetSample, fitting_length
 from pipelines.core.run.training_run import TrainingRun
-from pipelines.core.torch_devices import num_cores
 from pipelines.features.memory_estimate.models.dalle_collab_compute import training_flops
+from pipelines.features.torch_devices import num_cores
 from pipelines.tasks.presets import DEMO
 from pipelines.tasks.text_to_image.model import known_settings
 from pipelines.tools.doctor.organiser_checks import WIDTH_EXPONENTS

@@ -38,7 +38,7 @@ def index(
       dalle-collab run index my-org/birds --dataset ./shards --every 10 --output birds-index
     """
     from hub_tools.printing.stage_progress import stage_progress
-    from pipelines.core.torch_devices import torch_device
+    from pipelines.features.torch_devices import torch_device
     from pipelines.tasks.text_to_image.generation.image_generation import load_ranking_parts
     from pipelines.tasks.text_to_image.generation.training_index_building import build_training_index
     from pipelines.tasks.text_to_image.image_codes.dataset_shards import find_dataset

@@ -47,8 +47,8 @@ def draw_at_volunteers(
     """
     console = become_worker()
     from hub_tools.printing.stage_progress import stage_progress
-    from pipelines.core.torch_devices import torch_device
     from pipelines.features.serving.draw.who_drew import origin_of
+    from pipelines.features.torch_devices import torch_device
     from pipelines.tasks.text_to_image.generation.image_generation import load_codec
     from pipelines.tasks.text_to_image.generation.text_to_image import encode_upper_part
 

@@ -79,10 +79,10 @@ def _write_here(
         import torch
 
         from hub_tools.run_files import MODEL_FILES, PROCESSOR_FILES
-        from pipelines.core.torch_devices import torch_device
         from pipelines.features.serving.draw.evidence import drawn_here
         from pipelines.features.serving.draw.modalities.texts import EVERY, TEXTS
         from pipelines.features.serving.draw.requests import SamplingRequest
+        from pipelines.features.torch_devices import torch_device
         from pipelines.tasks.text_to_image.generation.image_generation import model_folder
 
         if model is None:
@@ -121,8 +121,8 @@ def _write_at_volunteers(
 
     from hub_tools.printing.stage_progress import stage_progress
     from pipelines.command_line.serving.swarm_drawing import draw_all, say_what_came, shown_client
-    from pipelines.core.torch_devices import torch_device
     from pipelines.features.serving.draw.who_drew import origin_of
+    from pipelines.features.torch_devices import torch_device
 
     where = torch_device(device)
     with shown_client(console, repository, revision=revision, device=where, **how) as (status, client):

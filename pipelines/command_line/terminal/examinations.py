@@ -20,7 +20,7 @@ def examine_machine(
     """Print whether a peer with these options can join the run from this machine, and leave with an exit code."""
     become_worker()
     from pipelines.command_line.terminal.check_list import show_checks
-    from pipelines.core.torch_devices import torch_device
+    from pipelines.features.torch_devices import torch_device
     from pipelines.tools.doctor.examination import run_checks
 
     compute = dataclasses.replace(compute, device=torch_device(compute.device))

@@ -26,6 +26,8 @@ class MachineComputation:
 
     def __init__(self, task: TrainingTask, compute: ComputeOptions, place: str = "") -> None:
         self._task, self._compute, self._place = task, compute, place
+        if compute.cpu_threads is not None:
+            torch.set_num_threads(compute.cpu_threads)
         self.model = task.new_model().to(compute.device)
         self._precision = resolve_precision(compute.precision, compute.device)
         self._is_compiled = is_worth_compiling(compute.compile, compute.device, task)
@@ -38,6 +40,10 @@ class MachineComputation:
         return self
 
     def __exit__(self, *exception: object) -> None: ...
+
+    def description(self) -> str:
+        """Return what others read of the device: at most 64 characters."""
+        return torch.device(self._compute.device).type.upper()
 
     @property
     def micro_batch_size(self) -> int:

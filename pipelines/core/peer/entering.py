@@ -3,13 +3,11 @@
 import contextlib
 import dataclasses
 import logging
-import os
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
 from huggingface_hub import get_token
 
 from pipelines.core.admission.client import PeerAdmission, seek_admission
@@ -34,7 +32,6 @@ from pipelines.core.swarm.forks import set_aside_what_exists
 from pipelines.core.swarm.network_options import NetworkOptions
 from pipelines.core.swarm.node import OfferService, open_dht
 from pipelines.core.swarm.records import RecordKind
-from pipelines.core.torch_devices import num_cores, wanted_threads
 
 logger = logging.getLogger(__name__)
 
@@ -160,8 +157,6 @@ def enter_run(
         ConnectionError: the authority or the swarm cannot be reached.
     """
     run = task.run
-    compute = dataclasses.replace(compute, cpu_threads=wanted_threads(compute.cpu_threads, os.environ))
-    torch.set_num_threads(compute.cpu_threads or num_cores())
     with contextlib.ExitStack() as stack:
         parts.on_event("asking", run=run)
         network, admission = stack.enter_context(admitted(run, name, network))

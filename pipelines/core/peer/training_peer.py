@@ -28,7 +28,6 @@ from pipelines.core.state.transfer import ShowProgress
 from pipelines.core.swarm.network_options import NetworkOptions
 from pipelines.core.swarm.peer_records import MAX_SUSPECTS, PeerIntroduction, PeerMetrics, SuspectRecord
 from pipelines.core.swarm.records import RecordKind, SwarmRecords, sender_name
-from pipelines.core.torch_devices import describe_device
 
 logger = logging.getLogger(__name__)
 
@@ -262,7 +261,7 @@ class TrainingPeer:
     def _introduce(self) -> None:
         introduction = PeerIntroduction(
             username=self._username,
-            device=describe_device(self.compute.device, self.compute.num_devices or 1),
+            device=self.computation.description(),
             client_mode=bool(self.network.client_mode),
             package_version=self._package_version,
         )

@@ -1,14 +1,11 @@
-"""Who a peer's person is, what this machine has, and how events are told: the same on every wire."""
+"""Who a peer's person is, when the peer leaves, and how events are told: the same on every wire."""
 
-import dataclasses
 from collections.abc import Callable
 
-import torch
 from huggingface_hub import get_token, whoami
 
 from pipelines.core.run.compute_options import ComputeOptions
 from pipelines.core.run.training_run import TrainingRun
-from pipelines.core.torch_devices import torch_device
 
 ANONYMOUS = "anonymous"
 """Who has no token; several people."""
@@ -20,16 +17,6 @@ EventHandler = Callable[..., None]
 
 def ignore_events(_event: str, **_values: object) -> None:
     """Ignore the event."""
-
-
-def with_devices(compute: ComputeOptions) -> ComputeOptions:
-    """Return the options with the devices of this machine in place of `auto`: all GPUs, unless one is named."""
-    device = torch_device(compute.device)
-    return dataclasses.replace(
-        compute,
-        device=device,
-        num_devices=compute.num_devices or (torch.cuda.device_count() if device == "cuda" else 1),
-    )
 
 
 def hub_username() -> str:

@@ -1,7 +1,9 @@
 """Gradients as fast as this machine can: on all its devices, with the threads and micro-batches that suit it."""
 
 import contextlib
+import dataclasses
 import logging
+import os
 from collections.abc import Callable, Iterable
 
 import torch
@@ -10,12 +12,12 @@ from pipelines.core.gradients.computation import ComputeGradient
 from pipelines.core.gradients.machine_computation import MachineComputation
 from pipelines.core.run.compute_options import ComputeOptions
 from pipelines.core.run.task import TrainingTask
-from pipelines.core.torch_devices import num_cores
 from pipelines.features.local_computation.adaptive_threads import AdaptiveThreads
 from pipelines.features.local_computation.gpu_memory import cap_gpu_memory, off_the_gpu
 from pipelines.features.local_computation.micro_batch import choose_micro_batch, largest_useful, trial
 from pipelines.features.local_computation.size_choice import SizeChoice
 from pipelines.features.local_computation.thread_choice import halves
+from pipelines.features.torch_devices import describe_device, num_cores, wanted_threads
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +27,9 @@ class LocalComputation(MachineComputation):
 
     def __init__(self, task: TrainingTask, compute: ComputeOptions, place: str = "") -> None:
         cap_gpu_memory(compute.device, compute.max_gpu_memory)
-        super().__init__(task, compute, place)
+        num_threads = wanted_threads(compute.cpu_threads, os.environ)
+        torch.set_num_threads(num_threads or num_cores())
+        super().__init__(task, dataclasses.replace(compute, cpu_threads=num_threads), place)
         self._sizes: SizeChoice | None = None
         """Which micro-batch this machine computes; None: it is configured."""
 
@@ -36,6 +40,10 @@ class LocalComputation(MachineComputation):
 
     def __exit__(self, *exception: object) -> None:
         self._parts.close()
+
+    def description(self) -> str:
+        """See `MachineComputation.description`."""
+        return describe_device(self._compute.device, self._compute.num_devices or 1)
 
     @property
     def micro_batch_size(self) -> int:

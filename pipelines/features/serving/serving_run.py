@@ -18,7 +18,6 @@ from pipelines.core.swarm.node import visible_addresses
 from pipelines.core.swarm.streams.peer_loop import PeerLoop
 from pipelines.core.swarm.streams.server import StreamLimits, StreamServer
 from pipelines.core.swarm.upload_limit import UploadLimit
-from pipelines.core.torch_devices import num_cores, torch_device
 from pipelines.features.publishing.repository.key_list import TrustedKeys
 from pipelines.features.publishing.repository.snapshot import RunSnapshot
 from pipelines.features.servers.server_record import SERVER_SECONDS, SERVERS, ServerRecord
@@ -26,6 +25,7 @@ from pipelines.features.serving.blocks.layers_offer import LayersOffer
 from pipelines.features.serving.draw.drawing_offer import DrawingOffer
 from pipelines.features.serving.entering import Check, SwarmConnection, check_nothing, entered_swarm, weights_name
 from pipelines.features.serving.offer import Offer, ServingOptions
+from pipelines.features.torch_devices import num_cores, torch_device
 
 logger = logging.getLogger(__name__)
 

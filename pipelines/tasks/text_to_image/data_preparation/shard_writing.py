@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hub_tools.checks import check_choice, check_counts
-from pipelines.core.torch_devices import num_cores
+from pipelines.features.torch_devices import num_cores
 from pipelines.tasks.text_to_image.data_preparation.device_encoding import PRECISIONS, sub_batch_size
 from pipelines.tasks.text_to_image.data_preparation.filtering import FilterPolicy, FilterReport, sum_reports
 from pipelines.tasks.text_to_image.data_preparation.pictures.dropped_pictures import FOLDER_NAME, keep_first_dropped

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 import torch
 
-from pipelines.core.torch_devices import wanted_threads
 from pipelines.features.local_computation.thread_choice import ThreadChoice, halves
+from pipelines.features.torch_devices import wanted_threads
 
 PASSES_TO_SETTLE = 16
 """In the first passes the model looks for the number of codes that one should guess."""

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from pipelines.core.torch_devices import torch_device
 from pipelines.features.serving.draw.requests import PRECISIONS
+from pipelines.features.torch_devices import torch_device
 from pipelines.tools.pages.drawing.volunteers.volunteers import VolunteerOptions
 
 

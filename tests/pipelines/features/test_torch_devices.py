@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from pipelines.core.torch_devices import num_cores, torch_devices, wanted_threads
+from pipelines.features.torch_devices import num_cores, torch_devices, wanted_threads
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
@@ -53,7 +53,7 @@ def test_a_container_has_as_many_cores_as_it_has_time_of(tmp_path, files, most):
 def test_cores_that_this_process_may_not_use_do_not_count():
     program = (
         "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); "
-        "from pipelines.core.torch_devices import num_cores; print(num_cores())"
+        "from pipelines.features.torch_devices import num_cores; print(num_cores())"
     )
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout == "1\n"
 

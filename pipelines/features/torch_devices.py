@@ -1,12 +1,15 @@
 """The torch devices of this machine: the one that a person named, checked, and their names for people."""
 
 import contextlib
+import dataclasses
 import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
 
 import torch
+
+from pipelines.core.run.compute_options import ComputeOptions
 
 MAX_DESCRIPTION_CHARACTERS = 64
 CONTROL_GROUP = Path("/sys/fs/cgroup")
@@ -30,6 +33,16 @@ def torch_devices(names: str) -> tuple[str, ...]:
     if names == "auto" and torch.cuda.is_available():
         return tuple(f"cuda:{number}" for number in range(torch.cuda.device_count()))
     return tuple(torch_device(name.strip()) for name in names.split(","))
+
+
+def with_devices(compute: ComputeOptions) -> ComputeOptions:
+    """Return the options with the devices of this machine in place of `auto`: all GPUs, unless one is named."""
+    device = torch_device(compute.device)
+    return dataclasses.replace(
+        compute,
+        device=device,
+        num_devices=compute.num_devices or (torch.cuda.device_count() if device == "cuda" else 1),
+    )
 
 
 def wanted_threads(cpu_threads: int | None, environment: Mapping[str, str]) -> int | None:
