@@ -94,6 +94,7 @@ ROOMS = {
     "tasks.text_to_image.clip": "tasks.text_to_image.image_codes hub_tools",
     "tasks.text_to_image.conversion": "tasks.text_to_image.image_codes hub_tools modeling_dalle_collab",
     "tasks.text_to_image.data_preparation": "features.torch_devices tasks.text_to_image.image_codes hub_tools",
+    "tasks.required_versions": "core.run",
     "tasks.setting_list": "core.run",
     "tasks.streaming": "core.run hub_tools",
     "tasks.text_to_image.generation": (
@@ -102,7 +103,7 @@ ROOMS = {
     ),
     "tasks.text_to_image": (
         "core.run features.memory_estimate features.publishing.card features.publishing.metrics "
-        "features.publishing.publishable_task tasks.setting_list tasks.streaming hub_tools "
+        "features.publishing.publishable_task tasks.required_versions tasks.setting_list tasks.streaming hub_tools "
         "modeling_dalle_collab"
     ),
     "tasks.text_to_image.finetuning": (
@@ -112,7 +113,8 @@ ROOMS = {
     "tasks.language_modeling": (
         "core.run features.evaluation features.held_out_loss features.memory_estimate "
         "features.publishing.card features.publishing.metrics features.publishing.publishable_task "
-        "tasks.choice tasks.setting_list tasks.streaming tasks.text_to_image.image_codes hub_tools"
+        "tasks.choice tasks.required_versions tasks.setting_list tasks.streaming tasks.text_to_image.image_codes "
+        "hub_tools"
     ),
     "tasks.choice": (
         "core.run features.publishing.publishable_task tasks.language_modeling tasks.setting_list tasks.text_to_image"

@@ -8,12 +8,13 @@ from huggingface_hub import HfApi
 from transformers import PreTrainedTokenizerBase
 
 from pipelines.core.run.training_run import TrainingRun
-from pipelines.core.run.versions import package_version, required_versions
+from pipelines.core.run.versions import package_version
 from pipelines.features.publishing.publishable_task import RunRequest
 from pipelines.tasks.language_modeling.documents import check_dataset
 from pipelines.tasks.language_modeling.model import checkpoint_settings, model_configuration
 from pipelines.tasks.language_modeling.settings import LANGUAGE_TASKS, LanguageSettings
 from pipelines.tasks.language_modeling.tokenizer import check_tokenizer_fits, read_tokenizer
+from pipelines.tasks.required_versions import required_versions
 
 SPECIAL_TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")
 

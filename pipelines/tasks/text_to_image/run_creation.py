@@ -12,8 +12,9 @@ from hub_tools.foreign.downloads import folder_of
 from hub_tools.run_files import PROCESSOR_FILES
 from modeling_dalle_collab import DalleCollabConfig, DalleCollabProcessor
 from pipelines.core.run.training_run import TrainingRun
-from pipelines.core.run.versions import package_version, required_versions
+from pipelines.core.run.versions import package_version
 from pipelines.features.publishing.publishable_task import RunRequest
+from pipelines.tasks.required_versions import required_versions
 from pipelines.tasks.text_to_image.image_code_stream import dataset_layout
 from pipelines.tasks.text_to_image.image_codes.codec_code import open_codec
 from pipelines.tasks.text_to_image.image_codes.image_code_record import ImageCodeLayout

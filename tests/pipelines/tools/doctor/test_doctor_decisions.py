@@ -10,12 +10,12 @@ import pytest
 
 from pipelines.core.run.compute_options import ComputeOptions
 from pipelines.core.run.training_run import TrainingRun
-from pipelines.core.run.versions import required_versions
 from pipelines.features.machine import Machine, capped, read_machine
 from pipelines.features.reachability.tcp_calls import Call
 from pipelines.features.servers.complaints import Accused
 from pipelines.features.servers.server_record import SERVERS, ServerRecord
 from pipelines.tasks.choice import open_task
+from pipelines.tasks.required_versions import required_versions
 from pipelines.tools.doctor.admission_checks import judge_membership, judge_service
 from pipelines.tools.doctor.check_result import CheckResult, exit_code, fail, ok, unknown, warn
 from pipelines.tools.doctor.machine_checks import (
