@@ -30,8 +30,8 @@ from pipelines.command_line.terminal.training_peer import (
 from pipelines.core.peer.entering import admitted
 from pipelines.core.swarm.network_options import NetworkOptions
 from pipelines.core.swarm.node import open_dht
-from pipelines.core.swarm.peer_records import PeerIntroduction
-from pipelines.core.swarm.records import SwarmRecords
+from pipelines.core.swarm.peer_records import INTRODUCTION_SECONDS, PeerIntroduction
+from pipelines.core.swarm.records import INTRODUCTIONS, SwarmRecords
 from pipelines.features.publishing.metrics.credit.standing import Standing
 
 DIAL_ERRORS = """failed to dial 12D3KooW: all dials failed
@@ -199,7 +199,7 @@ def test_a_swarms_records_say_which_user_is_behind_a_peer():
         open_dht("org/named", (), network, admission=admission, reply_seconds=5.0) as dht,
     ):
         records = SwarmRecords(dht, "named", admission=admission).open()
-        records.introduce(who)
+        records.publish(INTRODUCTIONS, who, INTRODUCTION_SECONDS)
         deadline = time.monotonic() + 30
         while not (named := users_by_peer(records)) and time.monotonic() < deadline:
             time.sleep(0.1)

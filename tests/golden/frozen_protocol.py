@@ -19,8 +19,12 @@ from hivemind.p2p import PeerID
 from hivemind.utils.serializer import MSGPackSerializer
 from huggingface_hub import HfApi
 from parts import (
+    AUXILIARIES,
+    INTRODUCTIONS,
+    METRICS,
     ROLES,
     SERVICE,
+    STATES,
     Admission,
     AdmissionGate,
     AdmissionRecords,
@@ -173,10 +177,10 @@ def _use_all_records(records: SwarmRecords) -> None:
         round_seconds=0.0, num_refused_gradients=0,
     )  # fmt: skip
     who = dict(username="ann", client_mode=False, package_version="0")
-    records.publish_metrics(PeerMetrics(**figures, **who), SECONDS)
-    records.introduce(PeerIntroduction(device="CPU", **who))
-    records.publish_auxiliary(AuxiliaryStatus(held_epoch=1, published_epoch=1, addresses=[]), SECONDS)
-    records.publish_state(StateRecord(peer_id="a", epoch=1, digest=DIGEST, shares=True), SECONDS)
+    records.publish(METRICS, PeerMetrics(**figures, **who), SECONDS)
+    records.publish(INTRODUCTIONS, PeerIntroduction(device="CPU", **who), SECONDS)
+    records.publish(AUXILIARIES, AuxiliaryStatus(held_epoch=1, published_epoch=1, addresses=[]), SECONDS)
+    records.publish(STATES, StateRecord(peer_id="a", epoch=1, digest=DIGEST, shares=True), SECONDS)
     records.progress_reports()
     records.trainers()
 

@@ -40,7 +40,7 @@ from pipelines.core.state.digest import StateManifest
 from pipelines.core.state.download import manifest_request, tensors_request
 from pipelines.core.state.exchange import SERVICE
 from pipelines.core.swarm.peer_records import AuxiliaryStatus, PeerIntroduction, PeerMetrics, StateRecord
-from pipelines.core.swarm.records import SwarmRecords
+from pipelines.core.swarm.records import AUXILIARIES, INTRODUCTIONS, METRICS, STATES, SwarmRecords
 from pipelines.core.swarm.streams.server import handler_name
 from pipelines.features.admission_service.requests import binding
 from pipelines.features.all_records import ALL_RECORDS

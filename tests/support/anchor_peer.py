@@ -22,7 +22,7 @@ from pipelines.core.run.training_run import TrainingRun
 from pipelines.core.signing.publisher_keys import PublisherKey
 from pipelines.core.swarm.network_options import NetworkOptions
 from pipelines.core.swarm.node import open_dht, visible_addresses
-from pipelines.core.swarm.records import SwarmRecords
+from pipelines.core.swarm.records import ANCHORS, SwarmRecords
 from pipelines.features.all_records import ALL_RECORDS
 from pipelines.features.anchors.anchor import Anchor
 from pipelines.features.publishing.checkpoint_tensors import RunState, load_training_state, save_training_state
@@ -33,8 +33,10 @@ class NotingRecords(SwarmRecords):
 
     events: Path
 
-    def publish_anchor(self, statement):
-        super().publish_anchor(statement)
+    def publish(self, kind, statement, *args, **options):
+        super().publish(kind, statement, *args, **options)
+        if kind is not ANCHORS:
+            return
         write_event(
             self.events, event="signed", epoch=statement.epoch, digest=statement.digest, returns=statement.returns,
             roster=list(statement.roster),

@@ -33,7 +33,7 @@ from pipelines.core.state.training_state import TrainingState
 from pipelines.core.state.transfer import StateTransfer
 from pipelines.core.swarm.network_options import NetworkOptions
 from pipelines.core.swarm.node import open_dht, visible_addresses
-from pipelines.core.swarm.records import SwarmRecords
+from pipelines.core.swarm.records import STATES, SwarmRecords
 from pipelines.features.publishing.checkpoint_tensors import RunState, loader_of, save_training_state
 from pipelines.tasks.text_to_image.model import initial_model
 
@@ -117,7 +117,7 @@ def donate(run, dht, settings, events):
     tracker.report_local_progress(local_epoch=epoch, samples_accumulated=1)
     nobody = AnchorWatch(records, run.swarm_id, tuple)
     StateTransfer(exchange, records, transfer_limits(run), Acquaintances(), nobody).share()
-    wait_until(lambda: dht.peer_id.to_base58() in {claim.peer_id for claim in records.states().values()})
+    wait_until(lambda: dht.peer_id.to_base58() in {claim.peer_id for claim in records.read(STATES).values()})
     wait_until(lambda: len(records.trainers()) > 0)
     save_file({name: t.clone() for name, t in state.named_state().items()}, settings["state_file"])
     digest = state.snapshot.manifest().digest
@@ -133,7 +133,7 @@ def probe(run, dht, settings, events):
     for order in orders_in(Path(settings["orders"])):
         if "await_offers_of" in order:
             wanted = set(order["await_offers_of"])
-            wait_until(lambda wanted=wanted: wanted <= {claim.peer_id for claim in records.states().values()})
+            wait_until(lambda wanted=wanted: wanted <= {claim.peer_id for claim in records.read(STATES).values()})
             write_event(events, event="offers_found")
             continue
         try:

@@ -32,14 +32,14 @@ from pipelines.core.state.exchange import SERVICE
 from pipelines.core.swarm.network_options import NetworkOptions
 from pipelines.core.swarm.node import SwarmUnreachableError, open_dht
 from pipelines.core.swarm.peer_records import PeerMetrics
-from pipelines.core.swarm.records import SwarmRecords
+from pipelines.core.swarm.records import METRICS, SwarmRecords
 from pipelines.core.swarm.streams.asking import open_conversation
 from pipelines.core.swarm.streams.introductions import Introductions
 from pipelines.core.swarm.streams.refusals import Refusal
 from pipelines.tools.demo.running.event_files import read_events
 
 SECONDS = 60.0
-METRICS = dict(
+FIGURES = dict(
     epoch=3, loss=1.0, num_samples=10**9, samples_per_second=1.0, share_averaged=1.0, bytes_sent=0, num_rounds=0,
     round_seconds=0.0, num_refused_gradients=0, client_mode=False, package_version="0",
 )  # fmt: skip
@@ -144,11 +144,11 @@ def try_records(run: TrainingRun, addresses: list[str], options: NetworkOptions,
             return {} if found is None else {key: entry.value["username"] for key, entry in found.value.items()}
 
         def counted() -> list[str]:
-            return sorted(record.username for record in records.metrics().values())
+            return sorted(record.username for record in records.read(METRICS).values())
 
-        records.publish_metrics(PeerMetrics(username=admission.username, **METRICS), 300.0)
+        records.publish(METRICS, PeerMetrics(username=admission.username, **FIGURES), 300.0)
         honest = wait_for(counted, lambda names: len(names) == 3)
-        records.publish_metrics(PeerMetrics(username="first-of-door", **METRICS), 300.0)
+        records.publish(METRICS, PeerMetrics(username="first-of-door", **FIGURES), 300.0)
         wait_for(stored, lambda names: list(names.values()).count("first-of-door") == 2)
         dht.run_coroutine(partial(_store_signed, key=f"{run.swarm_id}_metrics", validator=other))
         names = wait_for(stored, lambda names: other.local_public_key in names)
@@ -174,7 +174,7 @@ async def _store_signed(_dht, node, key: str, validator: RSASignatureValidator) 
     index = next(i for i, signer in enumerate(signers) if isinstance(signer, RSASignatureValidator))
     honest, signers[index] = signers[index], validator
     try:
-        values = PeerMetrics(username="many", **METRICS).dict()
+        values = PeerMetrics(username="many", **FIGURES).dict()
         return await node.store(key, values, get_dht_time() + 60, subkey=validator.local_public_key)
     finally:
         signers[index] = honest

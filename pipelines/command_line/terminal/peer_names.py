@@ -53,5 +53,7 @@ class PeerNames:
 
 def users_by_peer(records: Any) -> dict[str, str]:
     """Return the user names of a swarm's trainers by libp2p id; without an authority they are what peers say."""
-    introduced = records.introductions()
+    from pipelines.core.swarm.records import INTRODUCTIONS
+
+    introduced = records.read(INTRODUCTIONS)
     return {peer: introduced[owner].username for owner, peer in records.admissions.peer_ids(introduced).items()}

@@ -33,7 +33,7 @@ from pipelines.core.run.training_run import TrainingRun
 from pipelines.core.state.anchors import AnchorWatch
 from pipelines.core.state.training_state import TrainingState
 from pipelines.core.state.transfer import StateTransfer
-from pipelines.core.swarm.records import SwarmRecords
+from pipelines.core.swarm.records import PROGRESS, SwarmRecords
 
 logger = logging.getLogger(__name__)
 
@@ -239,7 +239,7 @@ def have_others_moved_on(parts: EpochContext) -> bool:
     knows nobody yet learns from states that an anchor knows, and everybody from what an anchor has signed: after the
     last epoch the others may have left before this peer looks.
     """
-    if parts.tracker.believed_epoch(parts.records.progress()) > parts.epoch:
+    if parts.tracker.believed_epoch(parts.records.read(PROGRESS)) > parts.epoch:
         return True
     if parts.run.delay_gradient_averaging:
         return parts.transfer.look().newest_epoch() >= parts.epoch

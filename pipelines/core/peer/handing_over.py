@@ -12,7 +12,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from pipelines.core.epoch.optimizer import OutOfStepError, SwarmOptimizer
-from pipelines.core.swarm.records import SwarmRecords
+from pipelines.core.swarm.records import AUXILIARIES, STATES, SwarmRecords
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ class HeirWatch:
     def look(self) -> Heirs:
         """Return what the swarm's records say now."""
         seen = self._optimizer.state_transfer.look_at_anchors()
-        held = {owner: int(status.held_epoch) for owner, status in self._records.auxiliaries().items()}
+        held = {owner: int(status.held_epoch) for owner, status in self._records.read(AUXILIARIES).items()}
         behind = {owner for owner, epoch in held.items() if epoch < self._optimizer.run.num_epochs}
         terms = self._records.auxiliary_terms() if behind else {}
         is_alive = any(terms.get(owner, 0.0) > self._first_terms.get(owner, 0.0) for owner in behind)
@@ -85,7 +85,7 @@ class HeirWatch:
     def _num_without(self) -> int:
         own, last = self._optimizer.state.snapshot.manifest(), self._optimizer.run.num_epochs
         digest = own.digest if own is not None and own.epoch == last else None
-        states = self._records.states()
+        states = self._records.read(STATES)
         have = {key for key, held in states.items() if held.epoch > last or (held.epoch, held.digest) == (last, digest)}
         return len(self._records.trainers() - have - {self._records.owner})
 

@@ -26,8 +26,14 @@ from pipelines.core.run.task import Batch, NamedBatch, TrainingTask, num_samples
 from pipelines.core.state.anchors import AnchorKeys
 from pipelines.core.state.transfer import ShowProgress
 from pipelines.core.swarm.network_options import NetworkOptions
-from pipelines.core.swarm.peer_records import MAX_SUSPECTS, PeerIntroduction, PeerMetrics, SuspectRecord
-from pipelines.core.swarm.records import RecordKind, SwarmRecords, sender_name
+from pipelines.core.swarm.peer_records import (
+    INTRODUCTION_SECONDS,
+    MAX_SUSPECTS,
+    PeerIntroduction,
+    PeerMetrics,
+    SuspectRecord,
+)
+from pipelines.core.swarm.records import INTRODUCTIONS, METRICS, RecordKind, SwarmRecords, sender_name
 
 logger = logging.getLogger(__name__)
 
@@ -265,7 +271,7 @@ class TrainingPeer:
             client_mode=bool(self.network.client_mode),
             package_version=self._package_version,
         )
-        self.records.introduce(introduction)
+        self.records.publish(INTRODUCTIONS, introduction, INTRODUCTION_SECONDS)
 
     def _report_epoch(self) -> None:
         if (loss := self._epoch_loss) is None:
@@ -291,7 +297,7 @@ class TrainingPeer:
         )
         self._epoch_losses.clear()
         self._introduce()
-        self.records.publish_metrics(metrics, self.run.progress_expiration_seconds)
+        self.records.publish(METRICS, metrics, self.run.progress_expiration_seconds)
 
 
 def _ask_nobody() -> None: ...

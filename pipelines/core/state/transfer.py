@@ -24,7 +24,7 @@ from pipelines.core.state.exchange import StateExchange
 from pipelines.core.state.survey import StateSurvey
 from pipelines.core.state.votes import VoteResult, count_votes, donors_in_turn, electorate
 from pipelines.core.swarm.peer_records import StateRecord
-from pipelines.core.swarm.records import SwarmRecords
+from pipelines.core.swarm.records import PROGRESS, STATES, SwarmRecords
 
 logger = logging.getLogger(__name__)
 
@@ -166,10 +166,10 @@ class StateTransfer:
     def look(self) -> StateSurvey:
         """Return what the swarm's records say now about its training state."""
         own = self.exchange.peer_id.to_bytes()
-        epochs = {key: int(held.epoch) for key, held in self._records.progress().items() if held.peer_id != own}
+        epochs = {key: int(held.epoch) for key, held in self._records.read(PROGRESS).items() if held.peer_id != own}
         seen, witnesses = self.look_at_anchors(), self._witnesses
         oldest = self.reached_epoch if seen.present is None else 0
-        states = self._records.states().items()
+        states = self._records.read(STATES).items()
         claims = {key: claim for key, claim in states if claim.peer_id != self._peer_id and claim.epoch >= oldest}
         return StateSurvey(
             claims=claims,
@@ -227,7 +227,7 @@ class StateTransfer:
                 continue
             self._avoided |= set(report.liars)
             self.was_offered_newer, self.is_outvoted = True, False
-            self._witnesses.meet([c.peer_id for c in self._records.states().values() if c.digest == verdict.digest])
+            self._witnesses.meet([c.peer_id for c in self._records.read(STATES).values() if c.digest == verdict.digest])
             self.last_taken = TakenState(verdict=verdict, report=report, seconds=time.monotonic() - started)
             return self.last_taken
         self._state.changed.set()  # the earlier snapshot may have been partly overwritten: copy again
@@ -321,11 +321,11 @@ class StateTransfer:
             digest=manifest.digest,
             shares=self.exchange.shares,
         )
-        self._records.publish_state(record, self._limits.record_seconds)
+        self._records.publish(STATES, record, self._limits.record_seconds)
 
     def _judge(self) -> None:
         """Learn, once in an epoch, whether the anchor, or those whom this peer believes, have the same state of it."""
-        own, claims, seen = self._state.snapshot.manifest(), self._records.states(), self.look_at_anchors()
+        own, claims, seen = self._state.snapshot.manifest(), self._records.read(STATES), self.look_at_anchors()
         voters = electorate(claims, self._records.trainers(), self._believes, believes_strangers=False)
         if own is None or (seen.present is None and not voters):
             return

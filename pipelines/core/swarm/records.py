@@ -20,8 +20,6 @@ from pipelines.core.admission.client import PeerAdmission
 from pipelines.core.admission.record_owners import AdmissionRecords
 from pipelines.core.admission.tokens import MAX_TOKEN_CHARACTERS
 from pipelines.core.swarm.peer_records import (
-    ANCHOR_SECONDS,
-    INTRODUCTION_SECONDS,
     AnchorRecord,
     AuxiliaryStatus,
     PeerIntroduction,
@@ -161,62 +159,23 @@ class SwarmRecords:
         """The swarm's time, in seconds."""
         return get_dht_time()
 
-    def publish_metrics(self, metrics: PeerMetrics, lifetime_seconds: float) -> None:
-        """Sign and store this peer's figures for `lifetime_seconds`; does not wait for the network."""
-        self.publish(METRICS, metrics, lifetime_seconds)
-
-    def introduce(self, introduction: PeerIntroduction) -> None:
-        """Sign and store who this peer is; does not wait for the network."""
-        self.publish(INTRODUCTIONS, introduction, INTRODUCTION_SECONDS)
-
-    def publish_auxiliary(self, status: AuxiliaryStatus, lifetime_seconds: float) -> None:
-        """Sign and store this auxiliary peer's status for `lifetime_seconds`."""
-        self.publish(AUXILIARIES, status, lifetime_seconds)
-
-    def publish_state(self, state: StateRecord, lifetime_seconds: float) -> None:
-        """Sign and store for `lifetime_seconds` which state this peer has."""
-        self.publish(STATES, state, lifetime_seconds)
-
-    def publish_anchor(self, statement: AnchorRecord) -> None:
-        """Store an anchor's statement for `ANCHOR_SECONDS`."""
-        self.publish(ANCHORS, statement, ANCHOR_SECONDS)
-
     def anchors(self) -> list[AnchorRecord]:
         """Return what anybody has stored as an anchor's statement: who has signed it is up to the reader."""
         return self.read_unchecked(ANCHORS)
-
-    def metrics(self) -> dict[bytes, PeerMetrics]:
-        """Return the figures of the live peers, by public key.
-
-        In a run with an authority the user name is the one that the authority has admitted.
-        """
-        return self.read(METRICS)
 
     def reporters(self, owners: Collection[bytes]) -> dict[bytes, Reporter]:
         """Return who stands behind the records of these owners, by public key."""
         users, peers = self.admissions.users(owners), self.admissions.peer_ids(owners)
         if not peers.keys() <= self._devices.keys():  # a peer's device is the same until its end
-            self._devices = {owner: introduction.device for owner, introduction in self.introductions().items()}
+            self._devices = {owner: introduction.device for owner, introduction in self.read(INTRODUCTIONS).items()}
         return {
             owner: Reporter(user=users[owner], sender=sender_name(peer), device=self._devices.get(owner, ""))
             for owner, peer in peers.items()
         }
 
-    def introductions(self) -> dict[bytes, PeerIntroduction]:
-        """Return the introductions of the last hour's training peers, by public key."""
-        return self.read(INTRODUCTIONS)
-
-    def auxiliaries(self) -> dict[bytes, AuxiliaryStatus]:
-        """Return the status of the live auxiliary peers, by public key."""
-        return self.read(AUXILIARIES)
-
     def auxiliary_terms(self) -> dict[bytes, float]:
         """Return until when, in DHT time, each auxiliary peer's record is valid: the live ones renew theirs."""
         return {key: until for key, (_, until) in self.read_dated(AUXILIARIES).items()}
-
-    def states(self) -> dict[bytes, StateRecord]:
-        """Return which state each peer claims to have, by public key."""
-        return self.read(STATES)
 
     def trainers(self) -> set[bytes]:
         """Return the public keys of the live training peers."""
@@ -226,10 +185,6 @@ class SwarmRecords:
         """Return the progress records of the live training peers, with their expiration, by public key."""
         dated = self.read_dated(PROGRESS)
         return {key: ProgressReport(progress=progress, valid_until=until) for key, (progress, until) in dated.items()}
-
-    def progress(self) -> dict[bytes, LocalTrainingProgress]:
-        """Return the progress records of the live training peers, by public key."""
-        return self.read(PROGRESS)
 
     def publish(
         self, kind: RecordKind[Record], record: Record, lifetime_seconds: float, *, number: int = 0, waits: bool = False
@@ -247,7 +202,10 @@ class SwarmRecords:
         )
 
     def read(self, kind: RecordKind[Record]) -> dict[bytes, Record]:
-        """Return the live records that count, by public key."""
+        """Return the live records that count, by public key.
+
+        In a run with an authority the user name in a record is the one that the authority has admitted.
+        """
         return {key: record for key, (record, _) in self.read_dated(kind).items()}
 
     def read_dated(self, kind: RecordKind[Record]) -> dict[bytes, tuple[Record, float]]:

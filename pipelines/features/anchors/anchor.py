@@ -22,8 +22,8 @@ from pipelines.core.signing.publisher_keys import PublisherKey
 from pipelines.core.state.anchors import EPOCHS_BEHIND, statement_of
 from pipelines.core.state.digest import StateManifest
 from pipelines.core.state.survey import StateSurvey
-from pipelines.core.swarm.peer_records import AnchorRecord
-from pipelines.core.swarm.records import SwarmRecords, sender_name
+from pipelines.core.swarm.peer_records import ANCHOR_SECONDS, AnchorRecord
+from pipelines.core.swarm.records import ANCHORS, SwarmRecords, sender_name
 from pipelines.features.anchors.roster import Roster
 from pipelines.features.publishing.metrics.credit.claims import RoundLog
 
@@ -225,7 +225,7 @@ class Anchor:
             self._key, self._swarm_id, epoch=manifest.epoch, digest=manifest.digest,
             roster=self._roster.names or self._former_roster, returns=self._returns, time=self._records.now,
         )  # fmt: skip
-        self._records.publish_anchor(record)
+        self._records.publish(ANCHORS, record, ANCHOR_SECONDS)
 
     def _waits_for_others(self, manifest: StateManifest) -> bool:
         if not self._has_averaged or self._optimizer.state_transfer.is_judged:

@@ -14,7 +14,7 @@ from pipelines.core.admission.dht_gate import SwarmDHT
 from pipelines.core.epoch.assembly import make_optimizer
 from pipelines.core.swarm.node import visible_addresses
 from pipelines.core.swarm.peer_records import AuxiliaryStatus, PeerMetrics, Reporter
-from pipelines.core.swarm.records import SwarmRecords
+from pipelines.core.swarm.records import AUXILIARIES, METRICS, PROGRESS, SwarmRecords
 from pipelines.features.anchors.anchor import Anchor
 from pipelines.features.publishing.auxiliary.ledger_keeper import LedgerKeeper, ledger_options
 from pipelines.features.publishing.auxiliary.publishing.hub_publisher import HubPublisher
@@ -95,13 +95,13 @@ class SwarmFollowing:
 
     def figures(self) -> tuple[Mapping[bytes, PeerMetrics], Mapping[bytes, Reporter]]:
         """See `Following`."""
-        figures = self._records.metrics()
+        figures = self._records.read(METRICS)
         return figures, self._records.reporters(figures)
 
     def trainer_epochs(self) -> Sequence[int]:
         """See `Following`."""
-        return [record.epoch for record in self._records.progress().values()]
+        return [record.epoch for record in self._records.read(PROGRESS).values()]
 
     def others(self) -> Mapping[bytes, AuxiliaryStatus]:
         """See `Following`."""
-        return {owner: status for owner, status in self._records.auxiliaries().items() if owner != self.owner}
+        return {owner: status for owner, status in self._records.read(AUXILIARIES).items() if owner != self.owner}

@@ -11,7 +11,7 @@ from pipelines.core.state.anchors import Anchorage, AnchorWatch, statement_of
 from pipelines.core.state.survey import StateSurvey
 from pipelines.core.state.transfer import StateTransfer
 from pipelines.core.swarm.peer_records import AnchorRecord
-from pipelines.core.swarm.records import sender_name
+from pipelines.core.swarm.records import STATES, sender_name
 
 TRAINER, STRANGER = b"trainer", b"stranger"
 
@@ -142,10 +142,9 @@ class Claims:
         self.claims, self.statements = claims, list(statements)
         self.admissions = SimpleNamespace(users=lambda owners: {owner: owner.hex() for owner in owners})
 
-    def states(self):
-        return self.claims
-
-    def progress(self):
+    def read(self, kind):
+        if kind is STATES:
+            return self.claims
         return {key: SimpleNamespace(peer_id=key, epoch=claim.epoch) for key, claim in self.claims.items()}
 
     def anchors(self):

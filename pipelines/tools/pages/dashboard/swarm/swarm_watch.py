@@ -80,15 +80,16 @@ def watch_rounds(repository: str, run: "TrainingRun") -> None:
 def look_once(records: "SwarmRecords") -> dict[str, Any]:
     """Return one snapshot as JSON values; see `swarm_snapshot.SwarmSnapshot.from_values`."""
     from pipelines.core.state.votes import count_votes
+    from pipelines.core.swarm.records import AUXILIARIES, INTRODUCTIONS, METRICS, STATES
     from pipelines.features.servers.server_record import SERVERS
 
-    reports = records.progress_reports()
-    metrics, introductions, states = records.metrics(), records.introductions(), records.states()
+    reports, states = records.progress_reports(), records.read(STATES)
+    metrics, introductions = records.read(METRICS), records.read(INTRODUCTIONS)
     verdict = count_votes(states, set(reports), users=records.admissions.users(states))
     return dict(
         time=time.time(),
         peers=[_peer(key, report, metrics.get(key), introductions.get(key)) for key, report in sorted(reports.items())],
-        num_auxiliaries=len(records.auxiliaries()),
+        num_auxiliaries=len(records.read(AUXILIARIES)),
         servers=[server.dict() for _, server in sorted(records.read(SERVERS).items())],
         accused=[dataclasses.asdict(one) for one in _accused(records)],
         verdict=verdict and {name: getattr(verdict, name) for name in ("epoch", "num_votes", "num_voters", "outvoted")},
