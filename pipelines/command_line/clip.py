@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -192,7 +192,7 @@ def _read_picture(path: Path) -> "torch.Tensor":
 def _print_report(report: "ClipTrainingReport", output: Path, dropped: Counter[str]) -> None:
     from rich.table import Table
 
-    table: Any = Table(title="CLIP", show_header=False)
+    table = Table(title="CLIP", show_header=False)
     table.add_row("folder", str(output) if report.num_bytes else "not saved")
     table.add_row("pictures", f"{report.num_pictures:,}, and {report.num_held_out:,} held out")
     table.add_row("steps", f"{report.num_steps:,}" + (" (stopped by Ctrl-C)" if report.was_interrupted else ""))

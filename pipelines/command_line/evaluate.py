@@ -121,7 +121,7 @@ def evaluate(
     if run.task != TEXT_TO_IMAGE:
         refuse_given(context, f"it is about pictures, and {repository} is a {run.task} run", *ABOUT_PICTURES)
         amounts = dict(num_training=train_examples, num_test=test_examples, num_seeds=seeds, num_passes=passes)
-        finetuning: dict[str, Any] = dict(amounts, seed=seed, max_tokens=tokens)
+        finetuning: dict[str, object] = dict(amounts, seed=seed, max_tokens=tokens)
         finetuning |= {"learning_rates": tuple(learning_rate)} if learning_rate else {}
         _evaluate_language(
             run, [one for one, _ in asked], records, sources, finetuning, device, output, as_json=as_json

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from pipelines.tasks.text_to_image.generation.generation_options import GenerationOptions
     from pipelines.tasks.text_to_image.generation.text_to_image import RankedImage
 
-COMPLETED: dict[str, Any] = dict(rich_help_panel="A picture to complete")
-FILES: dict[str, Any] = dict(rich_help_panel="Output")
+COMPLETED = shared.Panel(rich_help_panel="A picture to complete")
+FILES = shared.Panel(rich_help_panel="Output")
 
 
 def generate(

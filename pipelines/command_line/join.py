@@ -3,7 +3,7 @@
 import contextlib
 import math
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -19,9 +19,9 @@ from pipelines.command_line.jobs.job_options import (
 )
 from pipelines.command_line.terminal import setting_options as shared
 
-_MACHINE: dict[str, Any] = dict(rich_help_panel="This machine")
-_LEAVING: dict[str, Any] = dict(rich_help_panel="When to leave")
-_PROGRAMS: dict[str, Any] = dict(rich_help_panel="For programs")
+_MACHINE = shared.Panel(rich_help_panel="This machine")
+_LEAVING = shared.Panel(rich_help_panel="When to leave")
+_PROGRAMS = shared.Panel(rich_help_panel="For programs")
 
 HOURS_TO_LEAVE = 0.1
 """How long before its end a Job's peer begins to leave, so that it is not cut off in a round."""

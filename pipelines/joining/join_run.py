@@ -61,8 +61,8 @@ def join_run(
         ConnectionError: the Hub, the authority or the swarm cannot be reached.
     """
     snapshot = RunSnapshot.read(repository)
-    run, state = snapshot.run, snapshot.run_state
-    if state is not None and state["epoch"] >= run.num_epochs:
+    run = snapshot.run
+    if snapshot.epoch is not None and snapshot.epoch >= run.num_epochs:
         raise RunFinishedError(finished_message(run, repository))
     run.check_has_swarm(repository, "Call join_over_hub of pipelines.joining.over_the_hub.")
     run = snapshot.run_to_enter

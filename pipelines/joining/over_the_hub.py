@@ -254,8 +254,8 @@ def _following(repository: str, task: PublishableTask, publisher: HubPublisher, 
 def _opened(repository: str, open_task: OpenTask) -> tuple[RunSnapshot, TrainingRun, PublishableTask]:
     let_uploads_fail_soon()
     snapshot = RunSnapshot.read(repository)
-    run, state = snapshot.run, snapshot.run_state
-    if state is not None and state["epoch"] >= run.num_epochs:
+    run = snapshot.run
+    if snapshot.epoch is not None and snapshot.epoch >= run.num_epochs:
         raise RunFinishedError(finished_message(run, repository))
     task = open_task(run, str(snapshot.download_signed()), None)
     task.check()

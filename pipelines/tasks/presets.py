@@ -1,9 +1,8 @@
 """Settings of runs that are known to work."""
 
 from collections.abc import Mapping
-from typing import Any
 
-SAHAJBERT: Mapping[str, Any] = {
+SAHAJBERT: Mapping[str, object] = {
     "model_type": "albert",
     "embedding_size": 128,
     "hidden_size": 1024,
@@ -41,7 +40,7 @@ Three things differ. The target batch counts predicted tokens: 4,096 x 512 x 0.1
 second loss, the order of two segments, is omitted; see `task`.
 """
 
-PAPER: Mapping[str, Any] = {
+PAPER: Mapping[str, object] = {
     "text_sequence_length": 256,
     "hidden_size": 1024,
     "num_hidden_layers": 64,
@@ -68,7 +67,7 @@ norm, batch) is from the original run's `run_trainer.py` and `arguments.py`. The
 mean, as the paper's, as long as no peer stands out.
 """
 
-DEMO: Mapping[str, Any] = {
+DEMO: Mapping[str, object] = {
     "hidden_size": 128,
     "num_hidden_layers": 6,
     "num_attention_heads": 4,
@@ -109,7 +108,7 @@ PRESETS = {
 """Task and settings by name. `small` begins with the demo's; `small_runs` fits them to the dataset and the hours."""
 
 
-def preset_settings(name: str | None, task: str) -> dict[str, Any]:
+def preset_settings(name: str | None, task: str) -> dict[str, object]:
     """Return the settings of a preset, or empty ones without a preset.
 
     Raises:

@@ -205,7 +205,7 @@ def _wire_drawing(
 ) -> list[gr.events.Dependency]:
     gallery, message, last = outputs
 
-    def steps(values: Sequence[Any], *, is_pinned: bool, varied: Any = None) -> Iterator[tuple[Any, Shown]]:
+    def steps(values: Sequence[Any], *, is_pinned: bool, varied: Any = None) -> Iterator[tuple[object, Shown]]:
         *asked, checkpoint, picture, rows = values
         request = dict(zip(NAMES, (*asked, checkpoint or NEWEST), strict=True))
         if not is_pinned:
@@ -213,15 +213,15 @@ def _wire_drawing(
         for shown in desk.draw(request, picture, rows, varied):
             yield gr.skip() if shown.pictures is None else _files(shown.pictures), shown
 
-    def show(*values: Any, varied: Any = None) -> Iterator[tuple[Any, str, Shown]]:
+    def show(*values: object, varied: object = None) -> Iterator[tuple[object, str, Shown]]:
         *asked, is_pinned = values
-        for pictures, shown in steps(asked, is_pinned=is_pinned, varied=varied):
+        for pictures, shown in steps(asked, is_pinned=bool(is_pinned), varied=varied):
             yield pictures, _said(shown.message), shown
 
-    def show_again(*values: object) -> Iterator[tuple[Any, str, Shown]]:
+    def show_again(*values: object) -> Iterator[tuple[object, str, Shown]]:
         yield from show(*values[:-1], False)
 
-    def show_varied(*values: Any) -> Iterator[tuple[Any, str, Shown]]:
+    def show_varied(*values: Any) -> Iterator[tuple[object, str, Shown]]:
         *asked, shown, number = values
         yield from show(*asked[:-1], False, varied=shown.codes[number])
 
@@ -237,7 +237,7 @@ def _wire_drawing(
         checkpoint: str | None = NEWEST,
         picture: str | None = None,
         rows: float = 0,
-    ) -> Iterator[tuple[Any, str]]:
+    ) -> Iterator[tuple[object, str]]:
         """Draw pictures for a caption with the run's model; return the best ones, ranked by CLIP.
 
         Where volunteers draw, names in the answer are strangers' words.
@@ -303,7 +303,7 @@ def _wire_after(
     others = [item for item in inputs if item is not seed]
     details = [after.row, link, after.all_files, after.vary, after.share, after.chosen, seed]
 
-    def show_details(drawing: KeptDrawing) -> list[Any]:
+    def show_details(drawing: KeptDrawing) -> list[object]:
         shown = drawing.shown
         return [
             gr.update(visible=True),
@@ -315,7 +315,7 @@ def _wire_after(
             drawing.request.seed,
         ]
 
-    def end(shown: Shown | None, drawn: Sequence[KeptDrawing]) -> list[Any]:
+    def end(shown: Shown | None, drawn: Sequence[KeptDrawing]) -> list[object]:
         if shown is None or shown.request is None:
             return [gr.update(visible=False), "", *[gr.skip()] * 7, *[gr.update(visible=False)] * len(seen)]
         drawn = with_newest(drawn, KeptDrawing(shown=shown.without_pictures(), files=_files(shown.drawn)))
@@ -324,7 +324,7 @@ def _wire_after(
             *show_details(drawn[0]), drawn, gr.update(value=overview, visible=len(drawn) > 1), *_show_seen(shown)
         ]  # fmt: skip
 
-    def come_back(drawn: Sequence[KeptDrawing], event: gr.SelectData) -> list[Any]:
+    def come_back(drawn: Sequence[KeptDrawing], event: gr.SelectData) -> list[object]:
         drawing = drawn[event.index]
         if not drawing.is_there:
             said = _said("These pictures are no longer on the server.")
@@ -358,7 +358,7 @@ def _wire_opening(
     message, is_pinned = told
     candidates, guidance, checkpoint = (inputs[NAMES.index(name)] for name in ("candidates", "guidance", "checkpoint"))
 
-    def open_link(request: gr.Request) -> list[Any]:
+    def open_link(request: gr.Request) -> list[object]:
         try:
             asked = DrawingRequest.from_query(dict(request.query_params))
             if asked is None:
@@ -372,7 +372,7 @@ def _wire_opening(
         said = "The link's prompt and settings are filled in: press Draw."
         return [*(getattr(asked, name) for name in NAMES), _said(said), True]
 
-    def list_checkpoints(shown: str) -> tuple[Any, Any]:
+    def list_checkpoints(shown: str) -> tuple[gr.Dropdown, object]:
         choices, problem = desk.choices()
         return gr.Dropdown(choices=choices), shown + _said(problem) if problem else gr.skip()
 
@@ -396,7 +396,7 @@ def _wire_reel(
 ) -> None:
     has_examples = bool(examples.raw_samples)
 
-    def show() -> tuple[Any, Any]:
+    def show() -> tuple[object, object]:
         epoch, pictures = reel.newest()
         if not pictures:
             return gr.skip(), gr.skip()
@@ -404,7 +404,7 @@ def _wire_reel(
         captions = gr.skip() if has_examples else gr.Dataset(samples=[[words] for _, words in pictures], visible=True)
         return gr.update(value=_files(pictures), label=label, visible=True), captions
 
-    def take(event: gr.SelectData) -> Any:
+    def take(event: gr.SelectData) -> object:
         _, pictures = reel.newest()
         return pictures[event.index][1] if 0 <= event.index < len(pictures) else gr.skip()
 
@@ -414,7 +414,7 @@ def _wire_reel(
     examples.click(lambda sample: sample[0], [examples], [prompt], **quiet)
 
 
-def _show_seen(shown: Shown) -> list[Any]:
+def _show_seen(shown: Shown) -> list[object]:
     galleries = [beside_results(shown)]
     galleries += [
         with_words(each) for each in ((shown.seen.by_picture, shown.seen.by_caption) if shown.seen else ((), ()))
@@ -431,7 +431,7 @@ def _link(shown: Shown) -> str:
     return f'<p>Link to these pictures: <a href="{query}">{query}</a></p>' if shown.query else ""
 
 
-def _show_upload(path: str | None) -> tuple[Any, Any]:
+def _show_upload(path: str | None) -> tuple[object, object]:
     if path is None:
         return gr.update(value=None, visible=False), gr.update(visible=False)
     try:

@@ -3,7 +3,6 @@
 import inspect
 import os
 from collections.abc import Callable
-from typing import Any
 
 import gradio as gr
 from fastapi import HTTPException
@@ -101,7 +100,7 @@ def build_interface(dashboard: Dashboard) -> gr.Blocks:
     return interface
 
 
-def answers(dashboard: Dashboard) -> dict[str, Callable[..., Any]]:
+def answers(dashboard: Dashboard) -> dict[str, Callable[..., object]]:
     """Return the functions that programs may call, by name."""
     return dict(
         run=dashboard.run_values,
@@ -135,10 +134,10 @@ def routes(dashboard: Dashboard) -> list[APIRoute]:
     ]
 
 
-def _answering(answer: Callable[..., Any]) -> Callable[..., Any]:
+def _answering(answer: Callable[..., object]) -> Callable[..., JSONResponse]:
     """Return the same function, with the caller's mistakes answered as client errors."""
 
-    def respond(**values: Any) -> JSONResponse:
+    def respond(**values: object) -> JSONResponse:
         try:
             return JSONResponse(answer(**values))
         except ValueError as error:

@@ -228,8 +228,8 @@ def test_the_progress_of_a_large_run_fits_a_terminal_of_80_columns_and_says_how_
         epoch=12_345, epoch_loss=5.4321, num_peers=123, swarm_samples_per_second=1_234.5, num_samples=1_234_567,
         samples_per_second=123.4, share_averaged=1.0, bytes_per_sample=123_456.0,
     )  # fmt: skip
-    run, session = tiny_run(num_epochs=30_000), Session("org/run", "alice")
-    lines = session.progress(report, run), session.own_part(report, run), session.totals(run)
+    session = Session("org/run", "alice", tiny_run(num_epochs=30_000))
+    lines = session.progress(report), session.own_part(report), session.totals()
     assert all(len(line) <= 78 for line in lines), lines
     assert "epoch 12,345/30,000" in lines[0] and lines[0].endswith("about 8 min left")
 

@@ -50,6 +50,7 @@ def history(now):
             bytes_sent=epoch * 10**8,
             num_rounds=epoch,
             round_seconds=22.5,
+            num_refused_gradients=0,
             time=now - 75.0 * (NUM_EPOCHS - epoch) - 60,
         )
         append_point(points, EpochSummary(**values))

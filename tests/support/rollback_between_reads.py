@@ -19,7 +19,7 @@ def all_of(snapshot: RunSnapshot) -> dict[str, object]:
     return dict(
         commit=snapshot.commit,
         generation=snapshot.run.generation,
-        state=snapshot.run_state["epoch"],
+        state=snapshot.epoch,
         manifest=snapshot.signed_epoch,
         history=[point["epoch"] for point in read_history(snapshot)],
         checkpoint=run_state_in(snapshot.download_checkpoint()).epoch,

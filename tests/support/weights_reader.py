@@ -26,7 +26,7 @@ def main(repository: str, layers: range) -> dict[str, object]:
         names = sorted(counting.read(tensor_prefixes(model.config, layers)))
     except (CheckpointRefusedError, ValueError) as error:
         return dict(error=f"{type(error).__name__}: {error}")
-    whole = max(entry["data_offsets"][1] for entry in model.header.values())
+    whole = max(entry.end for entry in model.header.values())
     return dict(read=sum(read) // 2, whole=whole, names=names, revision=model.revision, signed=bool(model.digests))
 
 

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from email.utils import format_datetime
 from http import HTTPStatus
-from typing import Annotated, Any
+from typing import Annotated
 from urllib.parse import quote
 
 from fastapi import APIRouter, Depends, Request, Response
@@ -148,7 +148,7 @@ def paths(name: Name, payload: JsonObject, caller: CallerOf, storage: Storage) -
     return [_describe(row) for row in found if row is not None]
 
 
-async def batch_of(request: Request) -> list[dict[str, Any]]:
+async def batch_of(request: Request) -> list[dict[str, object]]:
     """Return the operations in the body, one JSON object in a line."""
     content = bytearray()
     await receive_body(request, content.extend, max_bytes=MAX_BATCH_BYTES)

@@ -4,7 +4,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import IO, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -139,7 +139,7 @@ def explain_run(
     return said
 
 
-def read_captions(files: Sequence[str], open_file: Callable[[str], Any]) -> Iterator[str]:
+def read_captions(files: Sequence[str], open_file: Callable[[str], IO[bytes]]) -> Iterator[str]:
     """Yield captions from the beginnings of some shards, spread over the dataset; very long ones are cut."""
     for file in files[:: max(1, math.ceil(len(files) / MOST_SHARDS))][:MOST_SHARDS]:
         with open_file(file) as opened:

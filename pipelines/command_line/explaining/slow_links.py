@@ -1,7 +1,6 @@
 """Settings of a run whose volunteers have slow links; pure arithmetic."""
 
 import math
-from typing import Any
 
 from pipelines.core.run.training_run import TrainingRun
 
@@ -24,7 +23,7 @@ def round_seconds(num_parameters: int, mbit: float) -> float:
     return 2 * 8 * num_parameters / (mbit * 1e6)
 
 
-def settings_for_links(run: TrainingRun, num_parameters: int, mbit: float) -> dict[str, Any]:
+def settings_for_links(run: TrainingRun, num_parameters: int, mbit: float) -> dict[str, object]:
     """Return the settings that keep a run's rounds short beside its computing; none if they are.
 
     The number of samples stays: an epoch has those of all local steps.

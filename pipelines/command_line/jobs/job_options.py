@@ -4,11 +4,13 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-_JOBS: dict[str, Any] = dict(rich_help_panel="As a Job of the Hub")
+from pipelines.command_line.terminal.setting_options import Panel
+
+_JOBS = Panel(rich_help_panel="As a Job of the Hub")
 OnJobs = Annotated[
     str | None,
     typer.Option(metavar="FLAVOR", help="Run as a Job of the Hub on this hardware, such as t4-small.", **_JOBS),

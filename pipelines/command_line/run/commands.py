@@ -172,7 +172,7 @@ def show(repository: Run) -> None:
     from pipelines.features.publishing.repository.snapshot import RunSnapshot
 
     snapshot = RunSnapshot.read(repository)
-    run, state, history, console = snapshot.run, snapshot.run_state, read_history(snapshot), open_console()
+    run, epoch, history, console = snapshot.run, snapshot.epoch, read_history(snapshot), open_console()
     condition = condition_by(snapshot, history, now=time.time())
     said = [f"{repository}: {condition.sentence}", f"{condition.advice}: {condition.command}"]
     if history:
@@ -188,7 +188,7 @@ def show(repository: Run) -> None:
     table.add_row("who may join", who, style="bold")
     if not run.is_open:
         table.add_row("who may draw with what volunteers serve", run.who_may_draw)
-    table.add_row("newest checkpoint", "none yet" if state is None else f"epoch {state['epoch']:,}", style="bold")
+    table.add_row("newest checkpoint", "none yet" if epoch is None else f"epoch {epoch:,}", style="bold")
     for name, value in dataclasses.asdict(run).items():
         table.add_row(name, in_words(value))
     console.print(table)

@@ -71,11 +71,11 @@ def _write_here(
     across_blocks: Mapping[str, Any] | None,
 ) -> "tuple[Any, Any, Written]":
     with contextlib.ExitStack() as stack:
-        model = None
+        across = None
         if across_blocks is not None:
             from pipelines.command_line.serving.across_blocks import model_across_blocks
 
-            model = stack.enter_context(model_across_blocks(repository, revision=revision, **across_blocks))
+            across = stack.enter_context(model_across_blocks(repository, revision=revision, **across_blocks))
         import torch
 
         from hub_tools.run_files import MODEL_FILES, PROCESSOR_FILES
@@ -85,13 +85,13 @@ def _write_here(
         from pipelines.features.torch_devices import torch_device
         from pipelines.tasks.text_to_image.generation.image_generation import model_folder
 
-        if model is None:
+        if across is None:
             folder = model_folder(repository, revision, MODEL_FILES)
             parts = TEXTS.load(folder, precision="float32", device=torch_device(device))
             tokenizer, model, is_here = parts.processor, parts.model, True
         else:
             folder = model_folder(repository, revision, PROCESSOR_FILES)
-            (tokenizer, _), is_here = TEXTS.read(folder), False
+            (tokenizer, _), model, is_here = TEXTS.read(folder), across, False
         config, written = model.config, []
         for index, prompt in enumerate(prompts):
             ids = TEXTS.ids_of(tokenizer, prompt)
@@ -101,8 +101,8 @@ def _write_here(
             numbers = [range(first, min(first + batch_size, candidates)) for first in range(0, candidates, batch_size)]
             rows = [drawn_here(model, sampling, some, reads_once=is_here) for some in numbers]
             written.append((torch.cat(rows), {}))
-            if across_blocks is not None and across_blocks["audits"]:
-                model.layers.audits.compute_again(model, sampling, range(candidates), written[-1][0])
+            if across is not None and across.layers.audits is not None:
+                across.layers.audits.compute_again(across, sampling, range(candidates), written[-1][0])
         return tokenizer, config, written
 
 

@@ -1,7 +1,6 @@
 """An auxiliary peer on the terminal."""
 
 import contextlib
-import dataclasses
 from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -26,9 +25,13 @@ from pipelines.core.swarm.network_options import NetworkOptions
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from rich.status import Status
+
     from pipelines.features.publishing.auxiliary.auxiliary_options import AuxiliaryOptions
+    from pipelines.features.publishing.auxiliary.auxiliary_peer import AuxiliaryReport
     from pipelines.features.publishing.auxiliary.evaluating.checkpoint_evaluator import EvaluationOutcome
     from pipelines.features.publishing.auxiliary.serving_audits import ServingAuditOptions
+    from pipelines.features.publishing.metrics.trackers import Trackers
 
 SECONDS_BETWEEN_LOOKS = 10.0
 """Of an entry, at who serves."""
@@ -178,12 +181,14 @@ def _keep_entry(
         raise typer.Exit(START_AGAIN_EXIT_CODE)
 
 
-def _show_assistance(console: Console, status: Any, reports: Iterator[Any], trackers: Any, events: EventFile) -> None:
+def _show_assistance(
+    console: Console, status: "Status", reports: "Iterator[AuxiliaryReport]", trackers: "Trackers", events: EventFile
+) -> None:
     from pipelines.features.publishing.metrics.stalls import stall_sentence
 
     status.update("waiting for trainers")
     for report in reports:
-        loss = f"{report.summary.loss:.4f}" if report.summary else "-"
+        loss = f"{report.summary['loss']:.4f}" if report.summary else "-"
         status.update(
             f"swarm epoch {report.swarm_epoch}  held {report.held_epoch}  published {report.published_epoch}  "
             f"{counted(report.num_trainers, 'trainer')}  loss {loss}"
@@ -193,7 +198,7 @@ def _show_assistance(console: Console, status: Any, reports: Iterator[Any], trac
         )
         events.write_report(report)
         if report.summary is not None:
-            trackers.log_epoch(dataclasses.asdict(report.summary))
+            trackers.log_epoch(report.summary)
         if report.evaluation is not None and report.evaluation.figures:
             trackers.log_figures(report.evaluation.figures)
             console.print(_what_came_of_it(report.evaluation), highlight=False, soft_wrap=True)

@@ -15,6 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+Attributes = list[Any]
+"""Of a terminal, as `termios.tcgetattr` gives them."""
+
 KEY = b"p"
 SECONDS_BETWEEN_LOOKS = 0.3
 
@@ -54,7 +57,7 @@ def wants_pause(worker: int) -> bool | None:
     return bool(int(caught, 16) >> (signal.SIGUSR1 - 1) & 1)
 
 
-def _start_restorer(terminal: int, kept: list[Any]) -> tuple[int, int]:
+def _start_restorer(terminal: int, kept: Attributes) -> tuple[int, int]:
     """Fork what puts the terminal back when this process ends; return it, and what to close for it to do so now."""
     reading, lifeline = os.pipe()
     if (child := os.fork()) != 0:
@@ -70,7 +73,7 @@ def _start_restorer(terminal: int, kept: list[Any]) -> tuple[int, int]:
     os._exit(0)
 
 
-def _take_part_in_job_control(terminal: int, kept: list[Any]) -> None:
+def _take_part_in_job_control(terminal: int, kept: Attributes) -> None:
     """Give the terminal back before Ctrl-Z stops this process, and never be stopped for touching it."""
 
     def stop(_number: int, _frame: object) -> None:
@@ -83,7 +86,7 @@ def _take_part_in_job_control(terminal: int, kept: list[Any]) -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def _listen(terminal: int, kept: list[object], ended: threading.Event) -> None:
+def _listen(terminal: int, kept: Attributes, ended: threading.Event) -> None:
     is_paused, at_once = False, _key_by_key(kept)
     while not ended.is_set():
         try:
@@ -106,7 +109,7 @@ def _listen(terminal: int, kept: list[object], ended: threading.Event) -> None:
                 os.kill(worker, signal.SIGUSR1 if is_paused else signal.SIGUSR2)
 
 
-def _key_by_key(kept: list[Any]) -> list[Any]:
+def _key_by_key(kept: Attributes) -> Attributes:
     """Return a terminal's settings with which keys come at once and are not shown; Ctrl-C stays what it is."""
     changed = list(kept)
     changed[3] &= ~(termios.ICANON | termios.ECHO)

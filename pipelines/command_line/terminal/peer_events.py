@@ -7,7 +7,12 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
+
+from pipelines.core.peer.reports import StepReport
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +30,7 @@ class EventFile:
     ) -> None:
         self._path, self._step_seconds, self._clock = path, step_seconds, clock
         self._last_step = self._last_report_time = -math.inf
-        self._last_report: Any = None
+        self._last_report: object = None
         self._is_damaged = False
         """Whether the last line may lack its end."""
 
@@ -44,7 +49,7 @@ class EventFile:
         else:
             self._is_damaged = False
 
-    def write_report(self, report: Any) -> None:
+    def write_report(self, report: "DataclassInstance") -> None:
         """Append the fields of a dataclass; if it equals the last one only now and then, so that files stay small."""
         now = self._clock()
         if report == self._last_report and now - self._last_report_time < SECONDS_BETWEEN_EQUAL_REPORTS:
@@ -56,7 +61,7 @@ class EventFile:
         """Append an event, under the key `event`."""
         self.write(dict(event=event, **values))
 
-    def step(self, report: Any) -> None:
+    def step(self, report: StepReport) -> None:
         """Append a trainer's report if it ends an epoch, or if `step_seconds` are set and have passed."""
         is_due = self._step_seconds is not None and self._clock() - self._last_step >= self._step_seconds
         if report.ended_epoch or is_due:

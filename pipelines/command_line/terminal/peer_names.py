@@ -4,9 +4,12 @@ import json
 import mmap
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 from hub_tools.printing.printable import one_line
+
+if TYPE_CHECKING:
+    from pipelines.core.swarm.records import SwarmRecords
 
 SECONDS_BETWEEN_NAMES = 20.0
 """How often they are read again."""
@@ -46,12 +49,12 @@ class PeerNames:
                 self._text = b""
         return f"{self._names[peer]} (…{peer[-4:]})" if peer in self._names else f"…{peer[-4:]}"
 
-    def read(self, records: object) -> None:
+    def read(self, records: "SwarmRecords") -> None:
         """Replace the names by those in a swarm's records."""
         self.write(users_by_peer(records))
 
 
-def users_by_peer(records: Any) -> dict[str, str]:
+def users_by_peer(records: "SwarmRecords") -> dict[str, str]:
     """Return the user names of a swarm's trainers by libp2p id; without an authority they are what peers say."""
     from pipelines.core.swarm.records import INTRODUCTIONS
 

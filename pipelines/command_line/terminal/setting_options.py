@@ -6,16 +6,23 @@ Also which options were given, so that none of them is ignored.
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypedDict
 
 import typer
 
 from hub_tools.one_line_errors import note_run
 
-NETWORK: dict[str, Any] = dict(rich_help_panel="Network")
-_SAMPLING: dict[str, Any] = dict(rich_help_panel="Sampling")
-_VOLUNTEERS: dict[str, Any] = dict(rich_help_panel="Computed by volunteers")
-CLASSIFICATION: dict[str, Any] = dict(rich_help_panel="Classification, of language runs")
+
+class Panel(TypedDict):
+    """Under which heading the help has an option."""
+
+    rich_help_panel: str
+
+
+NETWORK = Panel(rich_help_panel="Network")
+_SAMPLING = Panel(rich_help_panel="Sampling")
+_VOLUNTEERS = Panel(rich_help_panel="Computed by volunteers")
+CLASSIFICATION = Panel(rich_help_panel="Classification, of language runs")
 
 COMMANDS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "pictures": ("draws", "generate", ("DalleCollabForConditionalGeneration",)),
@@ -23,7 +30,7 @@ COMMANDS: dict[str, tuple[str, str, tuple[str, ...]]] = {
 }
 """What models make: the verb, the command, and how the names of their classes end."""
 
-_RUN: dict[str, Any] = dict(metavar="ORG/RUN", callback=note_run)
+_RUN: dict[str, object] = dict(metavar="ORG/RUN", callback=note_run)
 Run = Annotated[str, typer.Argument(help="Model Hub repository of the run.", **_RUN)]
 RunOrFolder = Annotated[str, typer.Argument(help="Model Hub repository of a run, or a folder.", **_RUN)]
 Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of the checkpoint.")]
@@ -110,7 +117,7 @@ LearningRates = Annotated[
 ]
 
 
-def parse_settings(texts: Sequence[str] | None) -> dict[str, Any]:
+def parse_settings(texts: Sequence[str] | None) -> dict[str, object]:
     """Return values by name; a value that is not JSON is text.
 
     Raises:

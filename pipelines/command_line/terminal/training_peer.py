@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 from rich.console import Console, Group
 from rich.padding import Padding
+from rich.status import Status
 from rich.text import Text
 
 from hub_tools.counted import counted, duration, file_size, nats
@@ -21,12 +22,18 @@ from pipelines.command_line.terminal.entry_words import options_without_effect, 
 from pipelines.command_line.terminal.peer_events import EventFile
 from pipelines.command_line.terminal.peer_names import SECONDS_BETWEEN_NAMES, PeerNames
 from pipelines.command_line.terminal.worker import become_worker
+from pipelines.core.peer.reports import StepReport
 from pipelines.core.run.compute_options import ComputeOptions
+from pipelines.core.run.training_run import TrainingRun
 from pipelines.core.swarm.network_options import NetworkOptions
 from pipelines.features.bandwidth.session_totals import SessionTraffic, seconds_left
 
 if TYPE_CHECKING:
+    from pipelines.core.peer.entering import Membership
+    from pipelines.core.peer.training_peer import TrainingPeer
     from pipelines.features.publishing.metrics.credit.standing import Standing
+    from pipelines.features.publishing.repository.snapshot import RunSnapshot
+    from pipelines.joining.over_the_hub import HubMembership
 
 SECONDS_BETWEEN_LINES, SECONDS_BETWEEN_TOTALS = 5.0, 600.0
 SECONDS_BETWEEN_COUNTS, SECONDS_BETWEEN_STANDINGS = 2.0, 600.0
@@ -45,17 +52,20 @@ def run_training_peer(repository: str, network: NetworkOptions, compute: Compute
         if RunSnapshot.read(repository).run.wire == "hub":
             if (line := options_without_effect(repository, network)) is not None:
                 console.print(line, highlight=False, soft_wrap=True)
-            membership = stack.enter_context(_joined_over_hub(console, repository, compute, on_event))
+            membership: HubMembership | Membership = stack.enter_context(
+                _joined_over_hub(console, repository, compute, on_event)
+            )
             reports = membership.train()
         else:
-            membership = stack.enter_context(_joined(console, status, repository, network, compute, on_event))
-            reports = _noting_link(repository, console, membership.train(), membership.peer)
-            read_names = partial(names.read, membership.peer.records)
+            in_swarm = stack.enter_context(_joined(console, status, repository, network, compute, on_event))
+            membership = in_swarm
+            reports = _noting_link(repository, console, in_swarm.train(), in_swarm.peer)
+            read_names = partial(names.read, in_swarm.peer.records)
             stack.enter_context(repeated(read_names, SECONDS_BETWEEN_NAMES, "peer-names"))
-        session = Session(repository, membership.username)
+        session = Session(repository, membership.username, membership.peer.run)
         stack.enter_context(repeated(session.count_traffic, SECONDS_BETWEEN_COUNTS, "traffic"))
         stack.enter_context(repeated(session.read_standing, SECONDS_BETWEEN_STANDINGS, "standing"))
-        _show_training(console, status, reports, membership.peer, events, session)
+        _show_training(console, status, reports, events, session)
     peer = membership.peer
     events.happened("left", num_samples=peer.num_samples)
     console.print(
@@ -72,12 +82,12 @@ def run_training_peer(repository: str, network: NetworkOptions, compute: Compute
 
 def _joined(
     console: Console,
-    status: Any,
+    status: Status,
     repository: str,
     network: NetworkOptions,
     compute: ComputeOptions,
     on_event: Callable[..., None],
-) -> contextlib.AbstractContextManager[Any]:
+) -> "contextlib.AbstractContextManager[Membership]":
     """Join a swarm."""
     from pipelines.core.peer.entering import PeerContext
     from pipelines.joining.join_run import join_run
@@ -90,8 +100,8 @@ def _joined(
         takes_signals=True,
     )
 
-    def check(snapshot: Any, *machine: Any) -> None:
-        report_obstacles(console, repository, quick_checks(snapshot, *machine))
+    def check(snapshot: "RunSnapshot", network: NetworkOptions, compute: ComputeOptions) -> None:
+        report_obstacles(console, repository, quick_checks(snapshot, network, compute))
         _say_condition(console, snapshot)
 
     return join_run(repository, open_task, network=network, compute=compute, check=check, parts=parts)
@@ -99,20 +109,20 @@ def _joined(
 
 def _joined_over_hub(
     console: Console, repository: str, compute: ComputeOptions, on_event: Callable[..., None]
-) -> contextlib.AbstractContextManager[Any]:
+) -> "contextlib.AbstractContextManager[HubMembership]":
     """Join a run whose wire is the Hub."""
     from pipelines.joining.over_the_hub import join_over_hub
     from pipelines.tasks.choice import open_task
     from pipelines.tools.doctor.examination import quick_checks
 
-    def check(snapshot: Any, compute: ComputeOptions) -> None:
+    def check(snapshot: "RunSnapshot", compute: ComputeOptions) -> None:
         report_obstacles(console, repository, quick_checks(snapshot, NetworkOptions(), compute))
         _say_condition(console, snapshot)
 
     return join_over_hub(repository, open_task, compute=compute, check=check, on_event=on_event, takes_signals=True)
 
 
-def _say_condition(console: Console, snapshot: Any) -> None:
+def _say_condition(console: Console, snapshot: "RunSnapshot") -> None:
     """Print what the run is doing, by what it has published; nothing if that cannot be read, which hinders nobody."""
     from pipelines.features.publishing.metrics.history import read_condition
 
@@ -121,7 +131,7 @@ def _say_condition(console: Console, snapshot: Any) -> None:
         console.print(f"{snapshot.repository}: {condition.sentence}", highlight=False, soft_wrap=True)
 
 
-def _on_event(repository: str, console: Console, status: Any, events: EventFile, event: str, **values: Any) -> None:
+def _on_event(repository: str, console: Console, status: Status, events: EventFile, event: str, **values: Any) -> None:
     """Report the steps of joining the swarm."""
     if event == "asking":
         status.update(f"{what_entering_asks(values['run'])} {repository}")
@@ -143,7 +153,9 @@ def _on_event(repository: str, console: Console, status: Any, events: EventFile,
             status.update(event)
 
 
-def _noting_link(repository: str, console: Console, reports: Iterator[Any], peer: Any) -> Iterator[Any]:
+def _noting_link(
+    repository: str, console: Console, reports: Iterator[StepReport], peer: "TrainingPeer"
+) -> Iterator[StepReport]:
     """Pass reports on; say once what a round takes on this link, and remember what it was measured to carry."""
     from pipelines.core.averaging.division import Link
     from pipelines.features.bandwidth.estimate import round_line
@@ -171,8 +183,8 @@ def _noting_link(repository: str, console: Console, reports: Iterator[Any], peer
 class Session:
     """What a volunteer is told of the whole: the traffic of this session, and all of its user's sessions together."""
 
-    def __init__(self, repository: str, username: str) -> None:
-        self._repository, self._username, self._started = repository, username, time.monotonic()
+    def __init__(self, repository: str, username: str, run: TrainingRun) -> None:
+        self._repository, self._username, self._run, self._started = repository, username, run, time.monotonic()
         self._traffic = SessionTraffic()
         self._standing: Standing | None = None
         self._first: tuple[int, float] | None = None
@@ -197,9 +209,9 @@ class Session:
         hours = (time.monotonic() - self._started) / 3600
         return traffic_words(self._traffic.sent, self._traffic.received, hours)
 
-    def progress(self, report: Any, run: Any) -> str:
+    def progress(self, report: StepReport) -> str:
         """Return where the run is, how fast, and how long it still takes: at most 78 characters, as a rule."""
-        now = time.monotonic()
+        now, run = time.monotonic(), self._run
         if self._first is None:
             self._first = (report.epoch, now)
         first, since = self._first
@@ -214,16 +226,16 @@ class Session:
             + ("" if left is None else f"  {duration_words(left)} left")
         )
 
-    def own_part(self, report: Any, run: Any) -> str:
+    def own_part(self, report: StepReport) -> str:
         """Return what this peer does for it: at most 78 characters, as a rule."""
         return (
-            f"yours: {report.num_samples:,} {run.unit}, {report.samples_per_second:,.1f}/s, "
+            f"yours: {report.num_samples:,} {self._run.unit}, {report.samples_per_second:,.1f}/s, "
             f"averaged {report.share_averaged:.0%}, {report.bytes_per_sample / 1e3:,.1f} kB sent for each"
         )
 
-    def totals(self, run: Any) -> str:
+    def totals(self) -> str:
         """Return the session's traffic, and what all sessions of the user have come to."""
-        standing = [] if self._standing is None else [standing_words(self._standing, run.unit)]
+        standing = [] if self._standing is None else [standing_words(self._standing, self._run.unit)]
         return "  ".join([self.traffic_words(), *standing])
 
 
@@ -251,7 +263,7 @@ def duration_words(seconds: float) -> str:
 
 
 def _show_training(
-    console: Console, status: Any, reports: Iterator[Any], peer: Any, events: EventFile, session: Session
+    console: Console, status: Status, reports: Iterator[StepReport], events: EventFile, session: Session
 ) -> None:
     last_line, last_totals, is_counted = 0.0, time.monotonic(), False
     status.update("training")
@@ -261,14 +273,14 @@ def _show_training(
         if report.was_used and not is_counted:
             is_counted = True
             console.print(f"First gradient counted {seconds_since_start():.0f} s after the start.", highlight=False)
-        progress, own_part = session.progress(report, peer.run), session.own_part(report, peer.run)
-        status.update(_cut_off(progress, own_part, session.totals(peer.run)))
+        progress, own_part = session.progress(report), session.own_part(report)
+        status.update(_cut_off(progress, own_part, session.totals()))
         events.step(report)
         if report.ended_epoch and not console.is_terminal and time.monotonic() - last_line > SECONDS_BETWEEN_LINES:
             console.print(f"{progress}  {own_part}")
             last_line = time.monotonic()
             if last_line - last_totals > SECONDS_BETWEEN_TOTALS:
-                console.print(session.totals(peer.run))
+                console.print(session.totals())
                 last_totals = last_line
 
 

@@ -12,7 +12,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich.box import SIMPLE
@@ -65,10 +64,10 @@ PICTURES = """<h2>The same prompts and seeds: first left, second right</h2>
 class EvaluationReport:
     """An evaluation and how it was made."""
 
-    subject: Mapping[str, Any]
+    subject: Mapping[str, object]
     """What was evaluated: name, revision, epoch, digest of the weights."""
 
-    settings: Mapping[str, Any]
+    settings: Mapping[str, object]
     """Records, drawings, sampler, seed, precision, device."""
 
     command: str
@@ -81,7 +80,7 @@ class EvaluationReport:
     seconds: float
     peak_memory_bytes: int
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, object]:
         """Return the report as JSON values."""
         return dict(
             format_version=FORMAT_VERSION,

@@ -33,16 +33,16 @@ class CheckpointFacts:
     epoch: int
     loss: float | None
     num_parameters: int
-    history: Sequence[Mapping[str, Any]] = ()
-    """Points of the run's history; see `metrics.history`."""
+    history: Sequence[Any] = ()
+    """Points of the run's history; see `metrics.epoch_summary`."""
 
-    evaluations: Sequence[Mapping[str, Any]] = ()
+    evaluations: Sequence[Any] = ()
     """Held-out losses; see `metrics.evaluation.held_out_losses`."""
 
     figures: Sequence[Any] = ()
     """Figures of evaluated checkpoints; see `metrics.evaluation.checkpoint_figures`."""
 
-    header: Mapping[str, Any] = field(default_factory=dict)
+    header: Mapping[str, object] = field(default_factory=dict)
     """The YAML header of the card that is on the Hub."""
 
     sources: Sequence[Source] = ()
@@ -69,7 +69,7 @@ class RunRequest:
     tokenizer: str
     """Folder or Model Hub repository of a fast tokenizer."""
 
-    settings: Mapping[str, Any]
+    settings: Mapping[str, object]
     """Fields of `TrainingRun`, of the task's settings and of the model's configuration, merged."""
 
     codec: str | None = None
@@ -82,7 +82,7 @@ class RunRequest:
 class Processor(Protocol):
     """A processor or a tokenizer of transformers."""
 
-    def save_pretrained(self, folder: Path) -> Any:
+    def save_pretrained(self, folder: Path) -> object:
         """Write its files into a folder."""
 
 

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 import hivemind
+from hivemind.dht import DHTNode
 from hivemind.p2p import P2P, P2PContext, P2PDaemonError, P2PHandlerError, PeerID
 from hivemind.proto import runtime_pb2
 from hivemind.utils import MSGPackSerializer, get_dht_time
@@ -37,7 +38,7 @@ class ServerList(NamedServicer):
 
     PROTOCOL_NAME = "ServerList"
 
-    def __init__(self, node: Any, swarm_id: str, check: TokenCheck) -> None:
+    def __init__(self, node: DHTNode, swarm_id: str, check: TokenCheck) -> None:
         self._node, self._keys, self._check = node, [f"{swarm_id}_servers", f"{swarm_id}_admissions"], check
         self._asking, self._told, self._told_at = asyncio.Lock(), b"", float("-inf")
 
@@ -106,5 +107,5 @@ def _values(found: Any) -> Mapping[bytes, Any]:
     return {owner: entry.value for owner, entry in values.items() if entry.value is not None}
 
 
-async def _offer(swarm_id: str, check: TokenCheck, _dht: hivemind.DHT, node: Any) -> None:
+async def _offer(swarm_id: str, check: TokenCheck, _dht: hivemind.DHT, node: DHTNode) -> None:
     await ServerList(node, swarm_id, check).add_p2p_handlers(node.p2p)

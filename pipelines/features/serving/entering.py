@@ -128,7 +128,7 @@ class ClientConnection:
     complain: Callable[[Sequence[ServerComplaint]], None]
     """Publish what was found of servers; nothing of a stranger, who has no voice in the swarm."""
 
-    async def open(self, peer: str, service: str, **limits: Any) -> tuple[Conversation, Mapping[str, Any]]:
+    async def open(self, peer: str, service: str, **limits: Any) -> tuple[Conversation, Mapping[str, object]]:
         """Open a conversation with a peer about a service; see `open_conversation`."""
         return await open_conversation(self.loop.p2p, peer, self.namespace, service, self.introductions, **limits)
 

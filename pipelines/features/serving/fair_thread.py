@@ -5,7 +5,10 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+Turn = tuple[Future[Any], Callable[[], object]]
 
 
 class FairThread:
@@ -17,16 +20,16 @@ class FairThread:
 
     def __init__(self, name: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._changed = clock, threading.Condition()
-        self._waiting: dict[str, deque[tuple[Future[Any], Callable[[], Any]]]] = {}
+        self._waiting: dict[str, deque[Turn]] = {}
         self._used: dict[str, float] = {}
         self._now = 0.0
         """The time that whoever was last in turn had had before. Addresses that have had no more are forgotten."""
         self._is_closed = False
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
-    def submit(self, address: str, compute: Callable[[], object]) -> Future[Any]:
+    def submit(self, address: str, compute: Callable[[], T]) -> Future[T]:
         """Compute something for an address when its turn comes, in the order in which it has asked."""
-        future: Future[Any] = Future()
+        future: Future[T] = Future()
         with self._changed:
             if self._is_closed:
                 raise RuntimeError("This thread has ended.")
@@ -49,7 +52,7 @@ class FairThread:
 
     def _run(self) -> None:
         while (turn := self._next()) is not None:
-            address, future, compute = turn
+            address, (future, compute) = turn
             started = self._clock()
             if future.set_running_or_notify_cancel():
                 try:
@@ -59,7 +62,7 @@ class FairThread:
             with self._changed:
                 self._used[address] += self._clock() - started
 
-    def _next(self) -> tuple[str, Future[Any], Callable[[], Any]] | None:
+    def _next(self) -> tuple[str, Turn] | None:
         """Wait for the next turn; None: the thread is to end."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._is_closed)
@@ -68,9 +71,9 @@ class FairThread:
             address = min(self._waiting, key=self._used.__getitem__)
             self._now = self._used[address]
             line = self._waiting[address]
-            future, compute = line.popleft()
+            turn = line.popleft()
             if not line:
                 del self._waiting[address]
             kept = {address, *self._waiting}
             self._used = {one: used for one, used in self._used.items() if used > self._now or one in kept}
-            return address, future, compute
+            return address, turn

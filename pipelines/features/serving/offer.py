@@ -78,7 +78,7 @@ class ServingOptions:
 class Offer(Protocol):
     """What a server computes for others. Made before it enters the swarm: ValueError if it cannot be offered."""
 
-    def choose(self, place: SwarmConnection, on_event: EventHandler) -> Mapping[str, Any]:
+    def choose(self, place: SwarmConnection, on_event: EventHandler) -> Mapping[str, object]:
         """Choose what to serve among others; return what a record says of it until it is loaded."""
 
     def open(self, stack: ExitStack, on_event: EventHandler, switch: PauseSwitch) -> list[Service]:
@@ -87,11 +87,11 @@ class Offer(Protocol):
         ValueError or OSError if that is not possible.
         """
 
-    def record(self) -> Mapping[str, Any]:
+    def record(self) -> Mapping[str, object]:
         """Return what a server's record says of it: `joining` while other weights are loaded."""
 
     def report(self) -> Any:
         """Return what the server is doing, a dataclass."""
 
-    def renew(self, newest: RunSnapshot | None) -> Mapping[str, Any] | None:
+    def renew(self, newest: RunSnapshot | None) -> Mapping[str, object] | None:
         """Serve a newer checkpoint, if there is one, or what else is better; return what is new, None: nothing."""

@@ -90,19 +90,11 @@ class ServingPeer:
         stop.set()  # where the time is over, too: who leaves looks for nothing
         self.announce({**self.offer.record(), "state": "draining"})
 
-    def announce(self, served: Mapping[str, Any]) -> None:
+    def announce(self, served: Mapping[str, object]) -> None:
         """Publish what is served, and whether anything new is taken."""
-        self._place.records.publish(
-            SERVERS,
-            ServerRecord(
-                peer_id=self.peer_id,
-                username=self.username,
-                precision=self._options.precision,
-                package_version=package_version(),
-                **served,
-            ),
-            SERVER_SECONDS,
-        )
+        own = dict(peer_id=self.peer_id, username=self.username, precision=self._options.precision)
+        record = ServerRecord.parse_obj({**own, **served, "package_version": package_version()})
+        self._place.records.publish(SERVERS, record, SERVER_SECONDS)
 
     def _look(self, stop: threading.Event) -> None:
         while not stop.wait(self._options.look_seconds):
@@ -117,7 +109,7 @@ class ServingPeer:
                 logger.debug("The newest checkpoint cannot be served.", exc_info=True)
 
     def _look_once(self, stop: threading.Event) -> None:
-        newest = self._watch.newer(self.offer.record()["revision"])
+        newest = self._watch.newer(str(self.offer.record()["revision"]))
         if self.found_new_generation:
             stop.set()
         elif (news := self.offer.renew(newest)) is not None and not stop.is_set():

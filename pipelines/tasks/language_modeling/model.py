@@ -156,7 +156,7 @@ def _from_checkpoint(kind: type, config: PretrainedConfig, settings: LanguageSet
     return model
 
 
-def checkpoint_settings(repository: str, revision: str) -> dict[str, Any]:
+def checkpoint_settings(repository: str, revision: str) -> dict[str, object]:
     """Return the settings of a checkpoint's model, as `model_config` of a run that starts from it.
 
     Raises:

@@ -87,7 +87,7 @@ def compose_language_run(
     return run
 
 
-def _split(settings: Mapping[str, object], kind: type) -> tuple[dict[str, Any], dict[str, Any]]:
+def _split(settings: Mapping[str, Any], kind: type) -> tuple[dict[str, Any], dict[str, Any]]:
     names = {item.name for item in dataclasses.fields(kind)}
     return (
         {name: value for name, value in settings.items() if name in names},

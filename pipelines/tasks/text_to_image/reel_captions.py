@@ -6,8 +6,9 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import IO
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from hub_tools.printing.printable import one_line
@@ -23,7 +24,7 @@ MOST_SHARDS, MOST_RECORDS = 4, 2048
 
 
 def held_out_reel_captions(
-    files: Sequence[str], open_file: Callable[[str], object], *, num_codes: int, share: float
+    files: Sequence[str], open_file: Callable[[str], IO[bytes]], *, num_codes: int, share: float
 ) -> list[str]:
     """Return at most `NUM_REEL_CAPTIONS` captions of a dataset's held-out records, always the same; none if none are.
 
@@ -67,7 +68,7 @@ def captions_to_draw(captions: Iterable[str], number: int) -> list[str]:
     return sorted(rank, key=lambda text: rank[text])[:number]
 
 
-def _beginnings(files: Sequence[str], open_file: Callable[[str], Any]) -> Iterator[Any]:
+def _beginnings(files: Sequence[str], open_file: Callable[[str], IO[bytes]]) -> Iterator[pa.RecordBatch]:
     for file in files[:: max(1, math.ceil(len(files) / MOST_SHARDS))][:MOST_SHARDS]:
         with open_file(file) as opened:
             shard = pq.ParquetFile(opened)

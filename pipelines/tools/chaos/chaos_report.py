@@ -97,7 +97,7 @@ class ChaosReport:
     attacks: Mapping[str, bool] = field(default_factory=dict)
     """Attacks by name, and whether a trainer named the attacker among its suspects."""
 
-    serving: Mapping[str, Any] = field(default_factory=dict)
+    serving: Mapping[str, object] = field(default_factory=dict)
     """What clients have seen of what is served; see `ServingScenario.figures`. Empty: nobody serves."""
 
     memory_growth_bytes: int = 0
@@ -124,7 +124,7 @@ class ChaosReport:
             **(_criteria_of_serving(self.serving) if self.serving else {}),
         }
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return all figures and the criteria."""
         return dict(asdict(self), criteria=self.criteria)
 

@@ -88,7 +88,7 @@ class SwarmPlan:
     has_authority: bool = False
     """Whether the run admits users only: each trainer is one, and so is who attacks."""
 
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, object] = field(default_factory=dict)
     """Settings of the run that override or extend `RUN_SETTINGS`."""
 
     serving_faults: frozenset[str] = frozenset()

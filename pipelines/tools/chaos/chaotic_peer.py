@@ -140,7 +140,7 @@ class ObservedPeer(Protocol):
     def sent_and_kept(self, report: "StepReport", num_samples: int) -> tuple[int, int]:
         """Return how many of the samples not yet accounted for the newest epoch's round took, and how many not."""
 
-    def round_figures(self) -> Mapping[str, Any]:
+    def round_figures(self) -> Mapping[str, object]:
         """Return `share_averaged`, `group_size`, `round_seconds` and `suspects` of the newest epoch's round, and
         `digest` of the state after it, if all peers' is equal."""
 
@@ -192,7 +192,7 @@ class ObservedTraining:
             ready_at = max(ready_at + self._settings.seconds_per_batch, time.monotonic())
             time.sleep(max(0.0, ready_at - time.monotonic()))
 
-    def _noise_like(self, batch: Any) -> "Batch":
+    def _noise_like(self, batch: "Batch") -> "Batch":
         import torch
 
         size = self.peer.task.layout.codebook_size
@@ -226,7 +226,7 @@ class ObservedTraining:
         return mean_loss(self.peer.task, self.peer.model, [self._batch])
 
 
-def _evaluation_batch(task: Any) -> Any:
+def _evaluation_batch(task: Any) -> "Batch":
     """Return records in no shard, the same for all peers."""
     import torch
 

@@ -56,7 +56,7 @@ class SwarmPeerInChaos:
             num_sent, self._num_in_round = self._num_in_round, num_sent if progress.has_begun_round else 0
         return num_sent, num_kept
 
-    def round_figures(self) -> Mapping[str, Any]:
+    def round_figures(self) -> Mapping[str, object]:
         """See `ObservedPeer`."""
         averaging = self._peer.optimizer.progress().gradient_round
         was_averaged = averaging.num_rounds > self._num_rounds

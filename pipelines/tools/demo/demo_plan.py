@@ -51,7 +51,7 @@ class DemoPlan:
     num_captions_in_grid: int = 12
     top_k: int = 64
     temperature: float = 0.7
-    source: Mapping[str, Any] = field(default_factory=dict)
+    source: Mapping[str, object] = field(default_factory=dict)
     """What the pictures are made of, such as how many there are to be."""
 
     opens_spaces: bool = False
@@ -64,7 +64,7 @@ class DemoPlan:
     """Addresses under which others reach the auxiliary peer, if it does not know them."""
 
     @property
-    def ingredients(self) -> dict[str, Any]:
+    def ingredients(self) -> dict[str, object]:
         """All that decides what comes out, without the places of files: a demo with others begins anew."""
         values = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in HERE_ONLY}
         mappings = {**values.pop("run_settings"), **values.pop("source"), **asdict(values.pop("reading"))}

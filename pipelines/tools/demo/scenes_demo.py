@@ -22,10 +22,10 @@ NUM_REEL_PROMPTS = 6
 
 RUN_SETTINGS: dict[str, Any] = dict(DEMO)
 
-LONG_SETTINGS: dict[str, Any] = RUN_SETTINGS | dict(num_epochs=75)
+LONG_SETTINGS: dict[str, object] = RUN_SETTINGS | dict(num_epochs=75)
 """Nearly twice as many samples, as many as the demo had without local steps."""
 
-SHORT_SETTINGS: dict[str, Any] = RUN_SETTINGS | dict(
+SHORT_SETTINGS: dict[str, object] = RUN_SETTINGS | dict(
     local_steps=2, num_epochs=12, num_warmup_epochs=4, checkpoint_interval_epochs=4, reel_interval_epochs=4
 )
 SHORT_NUM_PICTURES = 1_000

@@ -6,7 +6,6 @@ import tarfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from PIL import Image
 from rich.console import Console
@@ -14,7 +13,8 @@ from rich.text import Text
 
 from hub_tools.atomic_files import write_text_whole
 from hub_tools.printing.marked_up import escaped
-from pipelines.features.publishing.metrics.evaluation.held_out_losses import held_out_loss
+from pipelines.features.publishing.metrics.epoch_summary import EpochSummary
+from pipelines.features.publishing.metrics.evaluation.held_out_losses import HeldOutRow, held_out_loss
 from pipelines.features.publishing.metrics.loss_curve import draw_loss_curve
 from pipelines.tasks.text_to_image.generation.picture_grid import save_picture
 from pipelines.tasks.text_to_image.generation.picture_mosaic import draw_picture_mosaic
@@ -29,7 +29,10 @@ img { max-width: 100% }
 """
 
 
-NOTHING_SEEN = dict(epoch=0, loss=math.nan, num_rounds=0, num_peers=0, bytes_sent=0)
+NOTHING_SEEN = EpochSummary(
+    epoch=0, loss=math.nan, num_rounds=0, num_peers=0, bytes_sent=0,
+    time=0.0, samples_per_second=0.0, share_averaged=0.0, epoch_seconds=0.0, round_seconds=0.0,
+)  # fmt: skip
 """The course of a run of which the auxiliary peer's reports were lost, as on a full disk."""
 
 
@@ -62,7 +65,7 @@ class DemoSummary:
     kept: int
     dropped: Mapping[str, int]
     stage_seconds: Mapping[str, float]
-    evaluation: Mapping[str, Any] | None
+    evaluation: HeldOutRow | None
     """The newest held-out loss with its interval; None: the run holds out nothing."""
 
     def to_json(self) -> str:

@@ -21,7 +21,8 @@ from hub_tools.local_hub import LocalHub
 from hub_tools.printing.printable import one_line
 from hub_tools.run_files import EVALUATIONS_FILE, METRICS_FOLDER, RUN_STATE_FILE, TRAINING_RUN_FILE
 from pipelines.core.run.training_run import TrainingRun
-from pipelines.features.publishing.metrics.evaluation.held_out_losses import read_evaluations
+from pipelines.features.publishing.metrics.epoch_summary import EpochSummary
+from pipelines.features.publishing.metrics.evaluation.held_out_losses import HeldOutRow, read_evaluations
 from pipelines.tools.demo.configured_hub import ConfiguredHub
 from pipelines.tools.demo.demo_plan import Accounts, DemoPlan
 from pipelines.tools.demo.running.event_files import num_samples, read_events, run_history
@@ -64,14 +65,14 @@ class LineResult:
     bytes_per_sample: float
     """Bytes of the published shards per sample."""
 
-    history: list[dict[str, Any]]
-    """Polls of the swarm by the auxiliary peer: see `EpochSummary`."""
+    history: list[EpochSummary]
+    """Polls of the swarm by the auxiliary peer."""
 
     num_samples: int
     """Samples contributed by all trainers together."""
 
-    evaluation: Mapping[str, Any] | None = None
-    """The run's newest held-out loss; see `held_out_losses`. None: it holds out nothing."""
+    evaluation: HeldOutRow | None = None
+    """The run's newest held-out loss. None: it holds out nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -353,7 +354,7 @@ def _draw(
     return [[str(plan.output / file) for file in kept] for kept in files]
 
 
-def _newest_evaluation(api: HfApi, plan: DemoPlan) -> dict[str, Any] | None:
+def _newest_evaluation(api: HfApi, plan: DemoPlan) -> HeldOutRow | None:
     name, folder = f"{METRICS_FOLDER}/{EVALUATIONS_FILE}", plan.work / "published"
     if not api.file_exists(plan.repository(), name):
         return None

@@ -3,7 +3,6 @@
 import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 STATUSES = ("ok", "unknown", "warn", "fail")
 """From harmless to fatal. `unknown`: it could not be determined, which alone stops nobody."""
@@ -40,7 +39,7 @@ class CheckResult:
         cure = f" {self.cure}" if self.cure else ""
         return " ".join(f"{self.name}: {self.seen}{expected}.{cure}".split())
 
-    def as_mapping(self) -> dict[str, Any]:
+    def as_mapping(self) -> dict[str, object]:
         """Return the finding for JSON."""
         return dataclasses.asdict(self)
 

@@ -6,7 +6,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from hub_tools.run_files import WEIGHTS_FILE
 from pipelines.core.run.compute_options import ComputeOptions
@@ -66,7 +65,7 @@ class Examination:
     is_over: bool = False
     """Whether the run has reached its last epoch: nobody is expected in its swarm."""
 
-    caller: dict[str, Any] | None = None
+    caller: dict[str, object] | None = None
     hub_clock_offset: float | None = None
 
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import httpx2
 from huggingface_hub import HfApi, get_token
@@ -86,7 +86,7 @@ def _read_clock(endpoint: str, now: Callable[[], float]) -> tuple[float, float |
     return answered - asked, date + 0.5 - (asked + answered) / 2
 
 
-def check_token() -> tuple[CheckResult, dict[str, Any] | None]:
+def check_token() -> tuple[CheckResult, dict[str, object] | None]:
     """Ask who the caller is; return the finding and the Hub's answer, None without a token."""
     name = "token"
     if get_token() is None:

@@ -2,11 +2,11 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from hub_tools.counted import counted
 from pipelines.core.run.training_run import TrainingRun
 from pipelines.core.swarm.dialling import parse_address
+from pipelines.features.publishing.metrics.epoch_summary import EpochSummary
 from pipelines.tasks.language_modeling.settings import LanguageSettings
 from pipelines.tools.doctor.check_result import CheckResult, fail, ok, unknown, warn
 
@@ -117,7 +117,7 @@ def passes_over(run: TrainingRun, num_records: int) -> float:
     return run.num_epochs * run.samples_per_epoch / max(1, num_records)
 
 
-def check_timeouts(run: TrainingRun, history: Sequence[Mapping[str, Any]]) -> list[CheckResult]:
+def check_timeouts(run: TrainingRun, history: Sequence[EpochSummary]) -> list[CheckResult]:
     """Compare the run's time-outs with measured rounds and epochs."""
     rounds = sorted(point["round_seconds"] for point in history if point.get("round_seconds"))
     seconds = epoch_seconds(run, history)
@@ -135,13 +135,13 @@ def check_timeouts(run: TrainingRun, history: Sequence[Mapping[str, Any]]) -> li
     return found
 
 
-def epoch_seconds(run: TrainingRun, history: Sequence[Mapping[str, Any]]) -> float | None:
+def epoch_seconds(run: TrainingRun, history: Sequence[EpochSummary]) -> float | None:
     """Return how long an epoch takes at the speed in the newest points of the history."""
     speeds = [point["samples_per_second"] for point in history[-20:] if point.get("samples_per_second", 0) > 0]
     return run.samples_per_epoch * len(speeds) / sum(speeds) if speeds else None
 
 
-def check_commit_budget(run: TrainingRun, history: Sequence[Mapping[str, object]]) -> CheckResult:
+def check_commit_budget(run: TrainingRun, history: Sequence[EpochSummary]) -> CheckResult:
     """The Hub refuses too many commits in an hour; checkpoints that come faster are delayed."""
     name, seconds = "commit budget", epoch_seconds(run, history)
     if seconds is None:

@@ -144,7 +144,7 @@ def check_restoring(snapshot: RunSnapshot, task: PublishableTask) -> CheckResult
     """Download the newest checkpoint and load it into model and optimizer, like a peer that starts from it."""
     name = "checkpoint"
     try:
-        if hub_checks.retried(lambda: snapshot.run_state) is None:
+        if hub_checks.retried(lambda: snapshot.epoch) is None:
             cure = f"The auxiliary peer publishes it: dalle-collab run assist {snapshot.repository}"
             return unknown(name, "none yet", cure)
         started = time.monotonic()
@@ -196,15 +196,15 @@ def check_entry_peers(examination: Examination, run: TrainingRun) -> Iterator[Ch
 def check_serving(snapshot: RunSnapshot, finding: SwarmFinding) -> Iterator[CheckResult]:
     """Check who serves the model, as far as the entry peers know."""
     try:
-        revision, num_layers, state = hub_checks.retried(
-            lambda: (snapshot.weights_sha256, snapshot.num_layers, snapshot.run_state)
+        revision, num_layers, epoch = hub_checks.retried(
+            lambda: (snapshot.weights_sha256, snapshot.num_layers, snapshot.epoch)
         )
     except hub_checks.USER_ERRORS as error:
         yield hub_checks.failure("servers", error)
         return
     seen = [entry.records.get(SERVERS, {}) for entry in finding.entries]
     servers = {server.peer_id: server for some in seen for server in some.values()}
-    is_over = state is not None and state["epoch"] >= snapshot.run.num_epochs
+    is_over = epoch is not None and epoch >= snapshot.run.num_epochs
     found = list(servers.values())
     yield from check_servers(snapshot.repository, found, revision, num_layers, is_over=is_over)
     names_users = bool(snapshot.run.authorization_key)

@@ -6,7 +6,6 @@ the answers as well. Gradio looks at neither: it only tells the browser not to s
 
 import ipaddress
 from collections.abc import Mapping
-from typing import Any
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
@@ -20,7 +19,7 @@ OWN_ADDRESS = "GRADIO_ROOT_PATH"
 """The variable with the address of a page behind a proxy, such as `https://my-page.example`."""
 
 
-def own_pages_only(environment: Mapping[str, str], *within: Middleware, has_login: bool = False) -> dict[str, Any]:
+def own_pages_only(environment: Mapping[str, str], *within: Middleware, has_login: bool = False) -> dict[str, object]:
     """Return what Gradio's `launch` takes as `app_kwargs`, so that pages of others are refused; `within` is for others.
 
     On the Hub only if visitors log in: other pages may use the rest, as programs do.

@@ -7,7 +7,7 @@ engines run none. Gradio's own tags would show Gradio's picture.
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Self
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -134,6 +134,6 @@ def space_address(name: str, value: str) -> str:
     raise ValueError(f"{name} is {value[:80]!r}; expected a Space, ORG/SPACE, or an address with https://")
 
 
-def _is_html(message: Any) -> bool:
+def _is_html(message: Message) -> bool:
     headers = Headers(raw=message["headers"])
     return headers.get("content-type", "").startswith("text/html") and "content-encoding" not in headers

@@ -63,8 +63,8 @@ def assist_run(
     """
     torch.set_num_threads(1)
     snapshot = RunSnapshot.read(repository)
-    run, state = snapshot.run, snapshot.run_state
-    if state is not None and state["epoch"] >= run.num_epochs:
+    run = snapshot.run
+    if snapshot.epoch is not None and snapshot.epoch >= run.num_epochs:
         raise RunFinishedError(finished_message(run, repository))
     run = entered_run(snapshot)
     task = open_task(run, str(snapshot.download_signed()))

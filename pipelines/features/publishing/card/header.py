@@ -16,7 +16,7 @@ MOST_TAGS = 64
 _HEADER = re.compile(r"\A\s*---[ \t]*\r?\n(.*?)^---[ \t]*\r?$", re.DOTALL | re.MULTILINE)
 
 
-def organisers_header(card: str | None) -> dict[str, Any]:
+def organisers_header(card: str | None) -> dict[str, object]:
     """Return the header of a card on the Hub; empty if there is none, or none that can be read."""
     match = _HEADER.match(card or "")
     if match is None:

@@ -3,8 +3,7 @@
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NotRequired, Protocol, TypedDict
 
 from pipelines.core.run.bounded_speeds import bounded_speeds
 
@@ -33,9 +32,8 @@ class Figures(Protocol):
     suspects: Sequence[NamesSuspect]
 
 
-@dataclass(frozen=True, kw_only=True)
-class EpochSummary:
-    """One point of the run's history."""
+class EpochSummary(TypedDict):
+    """One point of the run's history; those of old runs lack what is not required."""
 
     epoch: int
     loss: float
@@ -48,10 +46,10 @@ class EpochSummary:
     share_averaged: float
     """Smallest share of the vector that a peer got averaged in its last round."""
 
-    bytes_sent: int
+    bytes_sent: NotRequired[int]
     """Sum over all peers since their start."""
 
-    num_rounds: int
+    num_rounds: NotRequired[int]
     """Largest number of rounds of a peer since its start."""
 
     round_seconds: float
@@ -60,13 +58,13 @@ class EpochSummary:
     time: float
     """Seconds since 1970."""
 
-    epoch_seconds: float = 0.0
+    epoch_seconds: float
     """Time since the last point of the history, per epoch; 0 while unknown."""
 
-    num_refused_gradients: int = 0
+    num_refused_gradients: NotRequired[int]
     """Local gradients dropped because they were not finite; sum over all peers since their start."""
 
-    suspects: Mapping[str, int] = field(default_factory=dict)
+    suspects: NotRequired[Mapping[str, int]]
     """Peers whose contributions were clipped or rejected, with the number of peers reporting it."""
 
 
@@ -106,6 +104,7 @@ def summarise_epoch(peers: Iterable[Figures], time: float, held_epoch: int = 0) 
         num_rounds=max(peer.num_rounds for peer in alive),
         round_seconds=max(peer.round_seconds for peer in alive),
         time=time,
+        epoch_seconds=0.0,
         num_refused_gradients=sum(peer.num_refused_gradients for peer in alive),
         suspects=dict(sorted(accused.items())),
     )

@@ -12,9 +12,8 @@ import math
 import statistics
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import pyarrow as pa
 
@@ -22,7 +21,7 @@ from hub_tools.checks import is_number
 from hub_tools.foreign.json_texts import parse_json, read_json
 from hub_tools.run_files import METRICS_FOLDER, OLD_METRICS_FILE
 from pipelines.features.publishing.metrics.epoch_summary import EpochSummary
-from pipelines.features.publishing.metrics.evaluation.held_out_losses import LARGEST
+from pipelines.features.publishing.metrics.evaluation.held_out_losses import LARGEST, HeldOutRow
 from pipelines.features.publishing.metrics.parquet_rows import read_rows, write_rows
 from pipelines.features.publishing.metrics.run_state import RunCondition, condition_by
 from pipelines.features.publishing.metrics.stalls import usual_seconds
@@ -30,6 +29,8 @@ from pipelines.features.publishing.repository.run_bucket import MAX_METRICS_BYTE
 from pipelines.features.publishing.repository.snapshot import RunSnapshot
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 EPOCHS_PER_SHARD = 1000
 MAX_SUMMARY_POINTS = 300
@@ -59,22 +60,23 @@ SUMMARY_COLUMNS = tuple(EPOCH_SCHEMA.names[: EPOCH_SCHEMA.names.index("bytes_sen
 SUMMARY_OF_EVALUATIONS = ("epoch", "loss", "time", "low", "high", "num_records")
 
 
-def append_point(history: list[dict[str, Any]], summary: EpochSummary | None) -> None:
+def append_point(history: list[EpochSummary], summary: EpochSummary | None) -> None:
     """Append a summary to the history in place; a newer view of the same epoch replaces the older.
 
     After a fall-back to an older checkpoint, the lost epochs leave the history too.
     """
     if summary is None:
         return
-    while history and history[-1]["epoch"] >= summary.epoch:
+    while history and history[-1]["epoch"] >= summary["epoch"]:
         history.pop()
+    seconds = 0.0
     if history:
-        num_epochs = summary.epoch - history[-1]["epoch"]
-        summary = replace(summary, epoch_seconds=max(0.0, summary.time - history[-1]["time"]) / num_epochs)
-    history.append(dict(vars(summary)))
+        num_epochs = summary["epoch"] - history[-1]["epoch"]
+        seconds = max(0.0, summary["time"] - history[-1]["time"]) / num_epochs
+    history.append({**summary, "epoch_seconds": seconds})
 
 
-def merge_histories(older: Iterable[dict[str, Any]], newer: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+def merge_histories(older: Iterable[EpochSummary], newer: Iterable[EpochSummary]) -> list[EpochSummary]:
     """Return the points of both by epoch; where both have one, that of `newer`."""
     points = {point["epoch"]: point for history in (older, newer) for point in history}
     return [points[epoch] for epoch in sorted(points)]
@@ -85,9 +87,9 @@ def shard_name(epoch: int) -> str:
     return f"epochs-{(epoch - 1) // EPOCHS_PER_SHARD:05d}.parquet"
 
 
-def write_history(history: Sequence[dict[str, Any]], folder: Path, from_epoch: int = 0) -> list[Path]:
+def write_history(history: Sequence[EpochSummary], folder: Path, from_epoch: int = 0) -> list[Path]:
     """Write the shards that hold epochs from `from_epoch` on; return the files."""
-    shards: dict[str, list[dict[str, Any]]] = {}
+    shards: dict[str, list[dict[str, object]]] = {}
     first = 1 + (max(from_epoch, 1) - 1) // EPOCHS_PER_SHARD * EPOCHS_PER_SHARD
     for point in history:
         if point["epoch"] >= first:
@@ -95,7 +97,7 @@ def write_history(history: Sequence[dict[str, Any]], folder: Path, from_epoch: i
     return [write_rows(rows, EPOCH_SCHEMA, folder / name) for name, rows in shards.items()]
 
 
-def read_history_files(folder: Path) -> list[dict[str, Any]]:
+def read_history_files(folder: Path) -> list[EpochSummary]:
     """Return the points of all shards in a folder, by epoch, without those that are impossible."""
     points = [_point(row) for path in sorted(folder.glob("epochs-*.parquet")) for row in read_rows(path, EPOCH_SCHEMA)]
     return merge_histories([], [point for point in points if _is_possible(point)])
@@ -122,10 +124,10 @@ def summarise_history(history: Sequence[Mapping[str, Any]], max_points: int = MA
 
 def summary_json(
     *,
-    facts: Mapping[str, Any],
-    history: Sequence[Mapping[str, Any]],
-    evaluations: Sequence[Mapping[str, Any]],
-    leaderboard: Sequence[Mapping[str, Any]],
+    facts: Mapping[str, object],
+    history: Sequence[EpochSummary],
+    evaluations: Sequence[HeldOutRow],
+    leaderboard: Sequence[Mapping[str, object]],
     num_contributors: int,
     now: float,
     peers: Sequence[tuple[str, float]] = (),
@@ -152,12 +154,13 @@ def summary_json(
     return json.dumps(values, separators=(",", ":"), allow_nan=False) + "\n"
 
 
-def _row(point: Mapping[str, object]) -> dict[str, Any]:
+def _row(point: EpochSummary) -> dict[str, object]:
     return {**point, "suspects": json.dumps(point.get("suspects") or {}, sort_keys=True)}
 
 
-def _point(row: dict[str, Any]) -> dict[str, Any]:
-    return {**row, "suspects": parse_json(row["suspects"] or "{}")}
+def _point(row: Any) -> EpochSummary:
+    row["suspects"] = parse_json(row["suspects"] or "{}")
+    return row
 
 
 def _is_possible(row: Mapping[str, Any]) -> bool:
@@ -166,7 +169,7 @@ def _is_possible(row: Mapping[str, Any]) -> bool:
     return all(map(is_number, numbers)) and all(abs(value) < LARGEST for value in shown) and row["epoch"] > 0
 
 
-def _rounded(value: object) -> Any:
+def _rounded(value: T) -> T | float:
     return float(f"{value:.9g}") if isinstance(value, float) and value < 1e8 else value
 
 
@@ -190,7 +193,7 @@ def published_metrics(snapshot: RunSnapshot) -> Iterator[Path]:
         yield newest
 
 
-def read_history(snapshot: RunSnapshot) -> list[dict[str, Any]]:
+def read_history(snapshot: RunSnapshot) -> list[EpochSummary]:
     """Return the run's published history, one point per epoch; empty if none was published.
 
     Raises:
@@ -209,13 +212,14 @@ def read_condition(snapshot: RunSnapshot, *, now: float) -> RunCondition:
     return condition_by(snapshot, read_history(snapshot), now=now)
 
 
-def read_old_history(snapshot: RunSnapshot) -> list[dict[str, Any]]:
+def read_old_history(snapshot: RunSnapshot) -> list[EpochSummary]:
     """Return the history of a run older than sharded histories; empty if there is none."""
     path = snapshot.download(OLD_METRICS_FILE)
     rows = [] if path is None else read_json(path)
     if not isinstance(rows, list):
         raise ValueError(f"{OLD_METRICS_FILE} of {snapshot.repository} holds no list of epochs.")
-    return [row for row in rows if isinstance(row, dict) and row.keys() >= set(SUMMARY_COLUMNS) and _is_possible(row)]
+    points = [row for row in rows if isinstance(row, dict) and row.keys() >= set(SUMMARY_COLUMNS) and _is_possible(row)]
+    return cast("list[EpochSummary]", points)
 
 
 def _newest_epoch(folder: Path) -> int:

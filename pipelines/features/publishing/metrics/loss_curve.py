@@ -1,14 +1,14 @@
 """The run's losses and peers as a picture."""
 
 import gc
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+
+from pipelines.features.publishing.metrics.epoch_summary import EpochSummary
+from pipelines.features.publishing.metrics.evaluation.held_out_losses import HeldOutRow
 
 
-def draw_loss_curve(
-    history: Sequence[Mapping[str, object]], path: Path, evaluations: Sequence[Mapping[str, object]] = ()
-) -> None:
+def draw_loss_curve(history: Sequence[EpochSummary], path: Path, evaluations: Sequence[HeldOutRow] = ()) -> None:
     """Draw losses and active peers against the epoch; an empty history gives empty axes. Works in any thread."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -22,7 +22,9 @@ def draw_loss_curve(
     if evaluations:
         held_out = [row["loss"] for row in evaluations]
         upper.plot([row["epoch"] for row in evaluations], held_out, ".-", color="#55a868", label="held out")
-        ends = [[_end(row, name) for row in evaluations] for name in ("low", "high")]
+        ends = [
+            [row["loss"] if (end := row.get(name)) is None else end for row in evaluations] for name in ("low", "high")
+        ]
         upper.fill_between([row["epoch"] for row in evaluations], *ends, color="#55a868", alpha=0.25, linewidth=0)
         upper.legend()
     upper.set_ylabel("loss (nats)")
@@ -39,9 +41,3 @@ def draw_loss_curve(
     figure.savefig(path, dpi=110)
     del figure, upper, lower
     gc.collect()  # a figure refers to itself and holds megabytes: the auxiliary peer draws thousands
-
-
-def _end(evaluation: Mapping[str, Any], name: str) -> float:
-    """Return an end of an evaluation's interval; the loss itself where there is none."""
-    end = evaluation.get(name)
-    return evaluation["loss"] if end is None else end

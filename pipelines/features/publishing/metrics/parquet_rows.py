@@ -1,6 +1,6 @@
 """Small tables of a run as Parquet files: written whole, read back with exactly the columns of a schema."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +14,17 @@ MOST_ROWS = 100_000
 """Files come from strangers; those of a run are far smaller."""
 
 
-def write_rows(rows: list[dict[str, object]], schema: pa.Schema, path: Path) -> Path:
+def write_rows(rows: Sequence[Mapping[str, object]], schema: pa.Schema, path: Path) -> Path:
     """Write rows; columns that a row lacks are null."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with written_whole(path) as temporary:
         # Snappy is the only compression that every Parquet reader for browsers has built in.
-        pq.write_table(pa.Table.from_pylist(rows, schema=schema), temporary, compression="snappy")
+        pq.write_table(pa.Table.from_pylist(list(rows), schema=schema), temporary, compression="snappy")
     return path
 
 
-def read_rows(path: Path, schema: pa.Schema, *, optional: Collection[str] = ()) -> list[dict[str, Any]]:
-    """Return the rows of a file; columns named in `optional` are null where the file has none.
+def read_rows(path: Path, schema: pa.Schema, *, optional: Collection[str] = ()) -> list[Any]:
+    """Return the rows of a file, dictionaries; columns named in `optional` are null where the file has none.
 
     Raises:
         ValueError: it is no Parquet file, lacks a column, or is larger than any run's.

@@ -5,11 +5,11 @@ import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from hub_tools.counted import date, file_size, nats
 from hub_tools.printing.marked_up import code, markdown_table, plain
 from pipelines.features.publishing.metrics.credit.contributors import contributor_table
+from pipelines.features.publishing.metrics.epoch_summary import EpochSummary
 from pipelines.features.publishing.metrics.evaluation.figure_table import evaluation_section
 from pipelines.features.publishing.metrics.evaluation.held_out_losses import held_out_loss, perplexity
 from pipelines.features.publishing.metrics.run_archive import RunArchive
@@ -38,7 +38,7 @@ def report_markdown(record: RunArchive, *, loss_curve: str | None, now: float) -
     return "\n\n".join(filter(None, sections)) + "\n"
 
 
-def total_bytes(history: Sequence[Mapping[str, Any]]) -> int:
+def total_bytes(history: Sequence[EpochSummary]) -> int:
     """Return the bytes that all peers have sent. Counted since each peer's start: a drop is a peer leaving."""
     total, before = 0, 0
     for point in history:
@@ -48,7 +48,7 @@ def total_bytes(history: Sequence[Mapping[str, Any]]) -> int:
     return total
 
 
-def peer_hours(history: Sequence[Mapping[str, Any]], longest_gap_seconds: float) -> float:
+def peer_hours(history: Sequence[EpochSummary], longest_gap_seconds: float) -> float:
     """Return the hours of all peers together; a gap between epochs counts as at most `longest_gap_seconds`."""
     seconds = 0.0
     for before, point in itertools.pairwise(history):
@@ -169,7 +169,7 @@ def _checkpoints(record: RunArchive) -> str:
     return f"## Checkpoints\n\n{before}\n\n{markdown_table(('epoch', 'time', 'commit'), rows)}"
 
 
-def _shared_settings(record: RunArchive) -> dict[str, Any]:
+def _shared_settings(record: RunArchive) -> dict[str, object]:
     values = dataclasses.asdict(record.run)
     del values["model_config"]
     return values

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from huggingface_hub import HfApi
 from huggingface_hub.hf_api import RepoFile
@@ -14,8 +13,9 @@ from pipelines.features.ledger.coverage import PassCoverage, coverage
 from pipelines.features.ledger.ledger_files import read_bookings
 from pipelines.features.publishing.metrics.credit.contribution_files import read_contributions
 from pipelines.features.publishing.metrics.credit.contributors import Contributor, contributors_of
+from pipelines.features.publishing.metrics.epoch_summary import EpochSummary
 from pipelines.features.publishing.metrics.evaluation.checkpoint_figures import CheckpointFigure, read_figures
-from pipelines.features.publishing.metrics.evaluation.held_out_losses import read_evaluations
+from pipelines.features.publishing.metrics.evaluation.held_out_losses import HeldOutRow, read_evaluations
 from pipelines.features.publishing.metrics.history import published_metrics, read_history_files, read_old_history
 from pipelines.features.publishing.repository.snapshot import RunSnapshot
 
@@ -43,11 +43,10 @@ class RunArchive:
     epoch: int | None
     """Epoch of the newest checkpoint; None before there is one."""
 
-    history: Sequence[dict[str, Any]]
-    """One point for each epoch that the auxiliary peer saw; see `EpochSummary`."""
+    history: Sequence[EpochSummary]
+    """One point for each epoch that the auxiliary peer saw."""
 
-    evaluations: Sequence[dict[str, Any]]
-    """Held-out losses; see `evaluation.held_out_losses`."""
+    evaluations: Sequence[HeldOutRow]
 
     contributors: Sequence[Contributor]
     checkpoints: Sequence[PublishedCheckpoint]
@@ -75,13 +74,13 @@ def gather_archive(repository: str, now: float) -> RunArchive:
         ValueError: there is no such run, or its published files are damaged.
     """
     snapshot = RunSnapshot.read(repository)
-    state, commits = snapshot.run_state, HfApi().list_repo_commits(repository, revision=snapshot.commit)
+    commits = HfApi().list_repo_commits(repository, revision=snapshot.commit)
     files = listed_files(repository, snapshot.commit)
     with published_metrics(snapshot) as metrics:
         return RunArchive(
             repository=repository,
             run=snapshot.run,
-            epoch=None if state is None else state["epoch"],
+            epoch=snapshot.epoch,
             history=read_history_files(metrics) or read_old_history(snapshot),
             evaluations=read_evaluations(metrics),
             figures=read_figures(metrics),

@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from hub_tools.atomic_files import write_text_whole
 from hub_tools.run_files import SUMMARY_FILE
@@ -24,7 +24,11 @@ from pipelines.features.publishing.metrics.evaluation.checkpoint_figures import 
     read_figures,
     write_figures,
 )
-from pipelines.features.publishing.metrics.evaluation.held_out_losses import read_evaluations, write_evaluations
+from pipelines.features.publishing.metrics.evaluation.held_out_losses import (
+    HeldOutRow,
+    read_evaluations,
+    write_evaluations,
+)
 from pipelines.features.publishing.metrics.history import (
     append_point,
     merge_histories,
@@ -101,7 +105,7 @@ class RunMetrics:
             for key, peer in peers.items()
             if key in reporters
         }
-        newest = range(max(1, summary.epoch - 1), summary.epoch + 1)  # who has just ended it has its figures
+        newest = range(max(1, summary["epoch"] - 1), summary["epoch"] + 1)  # who has just ended it has its figures
         here = [peer for key, peer in peers.items() if key in reporters and peer.epoch in newest]
         by_user = dict[str, float]()
         for peer, speed in zip(here, bounded_speeds([peer.samples_per_second for peer in here]), strict=True):
@@ -109,12 +113,12 @@ class RunMetrics:
         with self._lock:
             self._peers = sorted(by_user.items(), key=lambda one: -one[1])[:MAX_PEERS]
             append_point(self._history, summary)
-            self._written_epoch = min(self._written_epoch, summary.epoch)
+            self._written_epoch = min(self._written_epoch, summary["epoch"])
             self._ledger.observe(
                 claims,
                 rounds,
                 now=now,
-                swarm_epoch=summary.epoch,
+                swarm_epoch=summary["epoch"],
                 batch_size=self._run.samples_per_epoch,
                 max_ratio=self._run.max_weight_ratio,
             )
@@ -122,7 +126,7 @@ class RunMetrics:
 
     def add_evaluation(self, loss: HeldOutLoss, *, epoch: int, weights: str, seconds: float, now: float) -> None:
         """Record the loss on held-out records, of the state with this digest; a second one of an epoch replaces it."""
-        row = dict(
+        row = HeldOutRow(
             epoch=epoch, loss=loss.mean, num_records=loss.num_samples, time=now, seconds=seconds,
             low=loss.low, high=loss.high, weights=weights,
         )  # fmt: skip
@@ -175,12 +179,12 @@ class RunMetrics:
         self._remove_lost_shards(history)
         return sorted(path for path in self.folder.iterdir() if not path.name.startswith("."))
 
-    def history(self) -> list[dict[str, Any]]:
+    def history(self) -> list[EpochSummary]:
         """Return the points of the history, one per epoch."""
         with self._lock:
             return list(self._history)
 
-    def evaluations(self) -> list[dict[str, Any]]:
+    def evaluations(self) -> list[HeldOutRow]:
         """Return the losses on held-out records."""
         with self._lock:
             return list(self._evaluations)
@@ -218,12 +222,12 @@ class RunMetrics:
             losses: Iterable[float] = (p["loss"] for p in reversed(self._history) if p["epoch"] <= epoch)
             return next(iter(losses), None)
 
-    def _facts(self) -> dict[str, Any]:
+    def _facts(self) -> dict[str, object]:
         run = self._run
         names = ("run_id", "generation", "num_epochs", "target_batch_size", "dataset_repository")
         return {name: getattr(run, name) for name in names}
 
-    def _remove_lost_shards(self, history: list[dict[str, Any]]) -> None:
+    def _remove_lost_shards(self, history: list[EpochSummary]) -> None:
         current = {shard_name(point["epoch"]) for point in history}
         for path in self.folder.glob("epochs-*.parquet"):
             if path.name not in current:

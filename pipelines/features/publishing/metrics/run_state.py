@@ -3,14 +3,15 @@
 `spaces/landing_page/scripts/run_state.js` decides the same in a browser; a test gives both the same facts.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hub_tools.counted import counted, duration
 from pipelines.core.run.finished import use_of_model
 from pipelines.core.run.training_run import TrainingRun
+from pipelines.features.publishing.metrics.epoch_summary import EpochSummary
 from pipelines.features.publishing.metrics.stalls import STALL_FACTOR, is_stalled, usual_seconds
 
 if TYPE_CHECKING:
@@ -85,8 +86,10 @@ def condition_of(facts: RunFacts, repository: str, *, task: str = "text-to-image
     )
 
 
-def published_facts(run: TrainingRun | None, epoch: int, history: Sequence[Any], num_peers: int | None) -> RunFacts:
-    """Return the facts of a run's published history, a mapping a point; `epoch` is that of the newest checkpoint."""
+def published_facts(
+    run: TrainingRun | None, epoch: int, history: Sequence[EpochSummary], num_peers: int | None
+) -> RunFacts:
+    """Return the facts of a run's published history; `epoch` is that of the newest checkpoint."""
     newest = history[-1] if history else None
     reached = max(epoch, newest["epoch"] if newest else 0)
     return RunFacts(
@@ -98,11 +101,10 @@ def published_facts(run: TrainingRun | None, epoch: int, history: Sequence[Any],
     )
 
 
-def condition_by(snapshot: "RunSnapshot", history: Sequence[Mapping[str, object]], *, now: float) -> RunCondition:
+def condition_by(snapshot: "RunSnapshot", history: Sequence[EpochSummary], *, now: float) -> RunCondition:
     """Return what a run is doing, by its history, which has been read; no history: as far as its checkpoints say."""
-    run, state = snapshot.run, snapshot.run_state
-    facts = published_facts(run, state["epoch"] if state else 0, history, None)
-    return condition_of(facts, snapshot.repository, task=run.task, now=now)
+    facts = published_facts(snapshot.run, snapshot.epoch or 0, history, None)
+    return condition_of(facts, snapshot.repository, task=snapshot.run.task, now=now)
 
 
 _COMMANDS = {RunPhase.STALLED: "run check", RunPhase.UNREACHABLE: "doctor"}

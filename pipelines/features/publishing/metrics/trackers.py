@@ -3,11 +3,15 @@
 import importlib.util
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from pipelines.core.run.training_run import TrainingRun
+from pipelines.features.publishing.metrics.epoch_summary import EpochSummary
 from pipelines.features.publishing.metrics.evaluation.checkpoint_figures import CheckpointFigure
 from pipelines.features.publishing.metrics.stalls import StallNews, stall_sentence
+
+if TYPE_CHECKING:
+    from accelerate.tracking import GeneralTracker
 
 TRACKERS = ("wandb", "trackio", "tensorboard")
 """Tracker names, with the module to import and the package to install."""
@@ -52,11 +56,11 @@ class Trackers:
         for tracker in self._trackers:
             tracker.finish()
 
-    def log_epoch(self, summary: Mapping[str, Any]) -> None:
+    def log_epoch(self, summary: EpochSummary) -> None:
         """Log an epoch's figures, once."""
         if summary["epoch"] > self._last_epoch:
             self._last_epoch = summary["epoch"]
-            self._log({name: summary[name] for name in FIGURES}, summary["epoch"])
+            self._log({name: value for name, value in summary.items() if name in FIGURES}, summary["epoch"])
 
     def log_evaluation(self, epoch: int, loss: float) -> None:
         """Log the loss on held-out records."""
@@ -76,11 +80,11 @@ class Trackers:
             if callable(alert := getattr(tracker.tracker, "alert", None)):
                 alert(title=title, text=stall_sentence(news))
 
-    def _log(self, values: dict[str, Any], step: int) -> None:
+    def _log(self, values: Mapping[str, object], step: int) -> None:
         for tracker in self._trackers:
             tracker.log(values, step=step)
 
-    def _start(self, name: str) -> Any:
+    def _start(self, name: str) -> "GeneralTracker":
         from accelerate import PartialState
         from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
@@ -99,6 +103,6 @@ def _known_to_accelerate() -> Collection[str]:
     return LOGGER_TYPE_TO_CLASS.keys()
 
 
-def _settings(run: TrainingRun) -> dict[str, Any]:
+def _settings(run: TrainingRun) -> dict[str, int | float | str]:
     """Return the run's settings that every tracker can show: numbers and strings."""
     return {name: value for name, value in vars(run).items() if isinstance(value, (int, float, str))}

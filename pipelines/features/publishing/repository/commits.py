@@ -1,15 +1,14 @@
 """Commits on top of exactly the commit that was read, so that writers do not undo each other's work."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
-from hub_tools.publishing.commits import commit_on, on_newer_heads, patiently
+from hub_tools.publishing.commits import Operation, commit_on, on_newer_heads, patiently
 from pipelines.features.publishing.repository.snapshot import RunSnapshot
 
 
 def commit_changes(
     repository: str,
-    changes: Callable[[RunSnapshot], Sequence[Any]],
+    changes: Callable[[RunSnapshot], Sequence[Operation]],
     message: str,
     *,
     before_commit: Callable[[], None] = lambda: None,

@@ -232,16 +232,16 @@ def newest_checkpoint(snapshot: RunSnapshot, task: "PublishableTask | None" = No
     Raises:
         CheckpointRefusedError: the repository's was needed and is not what its manifest says.
     """
-    run, published = snapshot.run, snapshot.run_state
+    run, published = snapshot.run, snapshot.epoch
     if run.bucket:
-        epoch = int(published["epoch"]) if published else 0
+        newer_than = published or 0
         into = local_folder("bucket", snapshot.repository) / f"generation-{run.generation}"
         try:
-            if (folder := RunBucket(run).get_checkpoint(snapshot.keys, newer_than=epoch, into=into)) is not None:
+            if (folder := RunBucket(run).get_checkpoint(snapshot.keys, newer_than=newer_than, into=into)) is not None:
                 return folder
         except OSError as error:
             logger.warning("The run's bucket cannot be used, its repository is: %s", error)
-    return snapshot.download_checkpoint(task) if published or snapshot.signed_files else None
+    return snapshot.download_checkpoint(task) if published is not None or snapshot.signed_files else None
 
 
 def _name(file: BucketFile) -> str:

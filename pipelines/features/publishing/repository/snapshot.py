@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 import httpx2
 from huggingface_hub import HfApi, constants
@@ -118,8 +118,8 @@ class RunSnapshot:
         return dataclasses.replace(self, trusted=keys)
 
     @cached_property
-    def run_state(self) -> dict[str, Any] | None:
-        """State of the newest checkpoint (`epoch`, ...); None while there is none."""
+    def epoch(self) -> int | None:
+        """Epoch of the newest checkpoint, as its `run_state.json` says; None while there is none."""
         if (text := self._text(RUN_STATE_FILE)) is None:
             return None
         state = parse_json(text)
@@ -128,7 +128,7 @@ class RunSnapshot:
             raise ValueError(
                 f"{RUN_STATE_FILE} of {self.repository} has the epoch {str(epoch)[:40]}; expected a count."
             )
-        return state
+        return epoch
 
     @cached_property
     def keys(self) -> KeyList:

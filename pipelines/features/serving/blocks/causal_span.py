@@ -7,11 +7,11 @@ import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Self, cast
+from typing import Self, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModel, DynamicCache, PreTrainedConfig
+from transformers import AutoConfig, AutoModel, DynamicCache, PreTrainedConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
 
 from pipelines.features.serving.blocks.dalle_span import add_prompt
@@ -25,6 +25,8 @@ from pipelines.features.serving.blocks.spans import (
     whole_number,
 )
 from pipelines.features.serving.blocks.weights import PublishedModel
+
+ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
 MOST_SAMPLES, MOST_POSITIONS = 1024, 2**17
 BYTES = 4
@@ -76,11 +78,11 @@ def body_names(config: Mapping[str, object]) -> BodyNames:
     return BODIES[str(kind)]
 
 
-def read_config(config: Mapping[str, Any]) -> PreTrainedConfig:
+def read_config(config: Mapping[str, object]) -> PreTrainedConfig:
     """Return the configuration of transformers for a published one."""
     body_names(config)
     values = {name: value for name, value in config.items() if name != "model_type"}
-    return AutoConfig.for_model(config["model_type"], **values)
+    return AutoConfig.for_model(str(config["model_type"]), **values)
 
 
 def causal_shape(config: Mapping[str, object]) -> StackShape:
@@ -106,7 +108,7 @@ class CausalSpan(LayerSpan):
 
     has_gradients = True
 
-    def __init__(self, body: Any, shape: StackShape, layers: range) -> None:
+    def __init__(self, body: PreTrainedModel, shape: StackShape, layers: range) -> None:
         self.body, self.shape, self.layers, self.config = body, shape, layers, body.config
         self.device = next(body.parameters()).device
 
@@ -135,7 +137,7 @@ class CausalSpan(LayerSpan):
         before, names = layers.start - self.layers.start, BODIES[self.config.model_type]
         body = _renumbered(self.body, before)
         body.config = part_of_config(self.config, range(before, before + len(layers)))
-        body._modules[names.layers] = body._modules[names.layers][before : before + len(layers)]
+        setattr(body, names.layers, getattr(body, names.layers)[before : before + len(layers)])
         return CausalSpan(body, self.shape, layers)
 
     def session(self, body: Mapping[str, object], prompts: Tensor | None) -> "CausalSession":
@@ -181,7 +183,7 @@ class CausalSpan(LayerSpan):
             for handle in handles:
                 handle.remove()
 
-    def opening_of_one(self) -> list[dict[str, Any]]:
+    def opening_of_one(self) -> list[dict[str, object]]:
         return [dict(do="open", num_samples=1, length=self.most_places())]
 
     def positions_of_prompt(self) -> int:
@@ -204,13 +206,13 @@ class CausalSpan(LayerSpan):
         return samples * BYTES * len(self.layers) * a_layer
 
 
-def _renumbered(module: Any, before: int) -> Any:
+def _renumbered(module: ModuleT, before: int) -> ModuleT:
     """Return a module with the same parameters whose layers count themselves without those before."""
     other = copy.copy(module)
     parts = {name: None if part is None else _renumbered(part, before) for name, part in module._modules.items()}
     object.__setattr__(other, "_modules", parts)
-    if hasattr(module, "layer_idx"):
-        other.layer_idx = module.layer_idx - before
+    if (layer := getattr(module, "layer_idx", None)) is not None:
+        other.layer_idx = layer - before
     return other
 
 

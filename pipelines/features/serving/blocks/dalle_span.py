@@ -5,7 +5,7 @@ Axes: stream, prompt, sample, position, place, hidden.
 
 import copy
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Self
 
 import torch
 import torch.nn.functional as F
@@ -53,7 +53,7 @@ class DalleSpan(LayerSpan):
     @classmethod
     def load(cls, model: PublishedModel, layers: range, device: torch.device, weights: str) -> Self:
         """See `load_span`; `weights` may be float32 or int8."""
-        config = DalleCollabConfig(**model.config)
+        config = DalleCollabConfig.from_dict(dict(model.config))
         config._attn_implementation = "sdpa"
         names = prefixes_of(model.config, layers)
         with torch.device("meta"):
@@ -107,7 +107,7 @@ class DalleSpan(LayerSpan):
         a_layer = ACTIVATIONS_OF_A_LAYER * positions * config.hidden_size + 3 * scores
         return samples * BYTES * (stored * a_layer + 8 * positions * config.hidden_size)
 
-    def opening_of_one(self) -> list[dict[str, Any]]:
+    def opening_of_one(self) -> list[dict[str, object]]:
         return [
             dict(do="open", num_prompts=1, num_places=0),
             dict(do="prefill", prompts=1),
@@ -130,9 +130,9 @@ class DalleSpan(LayerSpan):
         return whole._products
 
 
-def prefixes_of(values: Mapping[str, Any], layers: range) -> list[str]:
+def prefixes_of(values: Mapping[str, object], layers: range) -> list[str]:
     """See `tensor_prefixes`: the layers' own parameters, and those of the groups that share their weights."""
-    groups = sorted(set(DalleCollabConfig(**values).layer_groups[layers.start : layers.stop]))
+    groups = sorted(set(DalleCollabConfig.from_dict(dict(values)).layer_groups[layers.start : layers.stop]))
     return [f"{STACK}layers.{layer}." for layer in layers] + [f"{STACK}groups.{group}." for group in groups]
 
 

@@ -6,7 +6,6 @@ import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
@@ -69,7 +68,7 @@ class ServedLayers:
         model = find_model(snapshot.repository, snapshot.commit, snapshot=snapshot)
         layers = layers or range(stack_shape(model.config).num_layers)
         check_layers(model, layers)
-        return cls(model=model, epoch=int((snapshot.run_state or {}).get("epoch", 0)), layers=layers)
+        return cls(model=model, epoch=snapshot.epoch or 0, layers=layers)
 
 
 class LayersOffer(Offer):
@@ -81,7 +80,7 @@ class LayersOffer(Offer):
         self._num_layers = stack_shape(self._now.model.config).num_layers
         self._memory = Quota("bytes of caches", per_peer=0, in_all=0)
 
-    def choose(self, place: SwarmConnection, on_event: EventHandler) -> Mapping[str, Any]:
+    def choose(self, place: SwarmConnection, on_event: EventHandler) -> Mapping[str, object]:
         self._place, self._peer = place, place.dht.peer_id.to_base58()
         self._watch = MoveWatch(self._peer)
         if self._options.layers() is None:
@@ -100,7 +99,7 @@ class LayersOffer(Offer):
         stack.callback(self._service.close)
         return [self._service]
 
-    def record(self) -> Mapping[str, Any]:
+    def record(self) -> Mapping[str, object]:
         now = self._now
         return dict(
             state=self._state,
@@ -123,7 +122,7 @@ class LayersOffer(Offer):
             missing=tuple(holes(self._served(), range(self._num_layers))),
         )
 
-    def renew(self, newest: RunSnapshot | None) -> Mapping[str, Any] | None:
+    def renew(self, newest: RunSnapshot | None) -> Mapping[str, object] | None:
         if newest is not None:
             better = ServedLayers.find(newest, self._now.layers)
         elif self._options.layers() is None and (moved := self._better_layers()) is not None:

@@ -3,7 +3,6 @@
 import asyncio
 import functools
 from collections.abc import Mapping
-from typing import Any
 
 from pipelines.core.swarm.streams.conversation import Conversation
 from pipelines.core.swarm.streams.frames import Kind
@@ -39,7 +38,7 @@ class BlocksService(Service):
         """Serve these layers from now on; sessions go on with those before, and end when these are replaced too."""
         self._server, self._num_replaced = server, self._num_replaced + 1
 
-    def about(self) -> Mapping[str, Any]:
+    def about(self) -> Mapping[str, object]:
         return self._server.about()
 
     async def serve(self, conversation: Conversation) -> None:

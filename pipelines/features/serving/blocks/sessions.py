@@ -3,7 +3,6 @@
 import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +17,7 @@ from pipelines.features.serving.blocks.spans import InvalidRequestError, LayerSp
 MOST_DEEP_PROMPTS = 1024
 """Positions of learned prompts."""
 
-Answer = tuple[dict[str, Any], dict[str, Tensor]]
+Answer = tuple[dict[str, object], dict[str, Tensor]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +29,7 @@ class BlockServer:
     memory: Quota
     """Bytes of caches and passes, of each peer and in all."""
 
-    def about(self) -> dict[str, Any]:
+    def about(self) -> dict[str, object]:
         """Return what a client is told when it opens a stream."""
         layers, shape = self.span.layers, self.span.shape
         return dict(

@@ -5,7 +5,7 @@ Axes: stream (what layers pass on: two tensors in the DALL-E model, one in langu
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -95,7 +95,7 @@ class LayerSpan(Protocol):
     def check_sequence(self, samples: int, positions: int) -> int:
         """Return the bytes that forward and backward take for sequences; raises InvalidRequestError for others."""
 
-    def opening_of_one(self) -> list[dict[str, Any]]:
+    def opening_of_one(self) -> list[dict[str, object]]:
         """Return the messages with which a generation of one sample begins, without the layers and the states."""
 
     def positions_of_prompt(self) -> int:
@@ -105,12 +105,12 @@ class LayerSpan(Protocol):
         """Return how many places a generation reads at most."""
 
 
-def stack_shape(config: Mapping[str, Any]) -> StackShape:
+def stack_shape(config: Mapping[str, object]) -> StackShape:
     """Return the shape of a published model's layers. ValueError if its blocks cannot be served."""
     if config.get("model_type") == DALLE:
         from modeling_dalle_collab import DalleCollabConfig
 
-        sizes = DalleCollabConfig(**config)
+        sizes = DalleCollabConfig.from_dict(dict(config))
         return StackShape(num_layers=sizes.num_hidden_layers, num_streams=2, hidden_size=sizes.hidden_size)
     from pipelines.features.serving.blocks.causal_span import causal_shape
 

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from huggingface_hub import HfApi, HfFileSystem
@@ -32,6 +32,15 @@ ReadRange = Callable[[int, int], bytes]
 """Returns the file's bytes from the first place to just before the second one."""
 
 
+class StoredTensor(NamedTuple):
+    """Where a tensor's bytes are, behind the header."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    start: int
+    end: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class PublishedModel:
     """A model's configuration, and a way to its tensors."""
@@ -45,9 +54,8 @@ class PublishedModel:
     commit: str | None
     """Of the repository; None for a folder."""
 
-    config: Mapping[str, Any]
-    header: Mapping[str, Any] = field(repr=False)
-    """Of each tensor `dtype`, `shape` and `data_offsets`."""
+    config: Mapping[str, object]
+    header: Mapping[str, StoredTensor] = field(repr=False)
 
     first_byte: int
     """Where the tensors begin."""
@@ -71,14 +79,13 @@ class PublishedModel:
         for names, start, end in _neighbours(wanted):
             content = self.read_range(self.first_byte + start, self.first_byte + end)
             for name in names:
-                first, last = wanted[name]["data_offsets"]
-                found[name] = self._tensor(name, content[first - start : last - start])
+                entry = wanted[name]
+                found[name] = self._tensor(name, content[entry.start - start : entry.end - start])
         return found
 
     def num_bytes(self, prefixes: Sequence[str]) -> int:
         """Return the size of the tensors whose names begin with one of the prefixes."""
-        offsets = [entry["data_offsets"] for name, entry in self.header.items() if name.startswith(tuple(prefixes))]
-        return sum(end - start for start, end in offsets)
+        return sum(entry.end - entry.start for name, entry in self.header.items() if name.startswith(tuple(prefixes)))
 
     def _tensor(self, name: str, content: bytes) -> Tensor:
         if self.digests is not None and hashlib.sha256(content).hexdigest() != self.digests.get(name):
@@ -87,7 +94,7 @@ class PublishedModel:
                 "Try again; if it stays so, ask the run's organiser."
             )
         entry = self.header[name]
-        return torch.frombuffer(bytearray(content), dtype=DTYPES[entry["dtype"]]).view(entry["shape"])
+        return torch.frombuffer(bytearray(content), dtype=entry.dtype).view(entry.shape)
 
 
 def find_model(name: str, revision: str | None = None, *, snapshot: RunSnapshot | None = None) -> PublishedModel:
@@ -153,7 +160,7 @@ def _in_folder(folder: Path) -> PublishedModel:
     )
 
 
-def _header(read: ReadRange, size: int, name: str) -> tuple[dict[str, Any], int]:
+def _header(read: ReadRange, size: int, name: str) -> tuple[dict[str, StoredTensor], int]:
     length = int.from_bytes(read(0, 8), "little")
     try:
         header: Any = parse_json(read(8, 8 + length)) if 0 < length <= min(size - 8, MOST_HEADER_BYTES) else None
@@ -163,11 +170,13 @@ def _header(read: ReadRange, size: int, name: str) -> tuple[dict[str, Any], int]
         raise ValueError(
             f"{WEIGHTS_FILE} of {name} has no safetensors header. Download or publish it again."
         ) from error
+    found = {}
     for tensor, (dtype, shape, start, end) in places.items():
         is_inside = dtype in DTYPES and 0 <= start <= end <= size - 8 - length
         if not is_inside or end - start != math.prod(shape) * DTYPES[dtype].itemsize:
             raise ValueError(f"Tensor {tensor} of {name} is {header[tensor]}, which this package cannot read.")
-    return header, 8 + length
+        found[tensor] = StoredTensor(DTYPES[dtype], tuple(shape), start, end)
+    return found, 8 + length
 
 
 def _signed_digests(name: str, commit: str, snapshot: RunSnapshot | None) -> Mapping[str, str] | None:
@@ -177,12 +186,12 @@ def _signed_digests(name: str, commit: str, snapshot: RunSnapshot | None) -> Map
     return None if files is None else files[WEIGHTS_FILE].tensors
 
 
-def _neighbours(entries: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[list[str], int, int]]:
+def _neighbours(entries: Mapping[str, StoredTensor]) -> Iterator[tuple[list[str], int, int]]:
     """Yield names of tensors that lie one behind the other, with where they begin and end."""
     names: list[str] = []
     start = end = 0
-    for name in sorted(entries, key=lambda name: tuple(entries[name]["data_offsets"])):
-        first, last = entries[name]["data_offsets"]
+    for name in sorted(entries, key=lambda name: (entries[name].start, entries[name].end)):
+        _, _, first, last = entries[name]
         if names and (first != end or last - start > MOST_BYTES_AT_ONCE):
             yield names, start, end
             names = []

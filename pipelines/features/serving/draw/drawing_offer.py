@@ -4,7 +4,7 @@ import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 from transformers import PreTrainedModel
 
@@ -62,9 +62,9 @@ class DrawingOffer(Offer):
             )
         self._first, self._options, self._device = snapshot, options, device
 
-    def choose(self, _place: SwarmConnection, _on_event: EventHandler) -> Mapping[str, Any]:
+    def choose(self, _place: SwarmConnection, _on_event: EventHandler) -> Mapping[str, object]:
         """See `Offer.choose`: there is nothing to choose."""
-        return dict(revision=weights_name(self._first), epoch=(self._first.run_state or {}).get("epoch", 0))
+        return dict(revision=weights_name(self._first), epoch=self._first.epoch or 0)
 
     def open(self, stack: ExitStack, on_event: EventHandler, switch: PauseSwitch) -> list[Service]:
         options, first = self._options, self._load(self._first)
@@ -88,10 +88,10 @@ class DrawingOffer(Offer):
         stack.callback(ranks.close)
         return [self.service, ranks]
 
-    def record(self) -> Mapping[str, Any]:
+    def record(self) -> Mapping[str, object]:
         current, service = self.service.checkpoints.current, self.service
         return dict(
-            state="draining" if service.engine.is_paused else "online",
+            state=self._state(),
             revision=current.revision,
             epoch=current.epoch,
             draw_rate=float(self.rate),
@@ -101,19 +101,24 @@ class DrawingOffer(Offer):
         )
 
     def report(self) -> ServingReport:
-        record = self.record()
         return ServingReport(
-            **{name: record[name] for name in ("state", "epoch", "num_drawn", "free_places")},
+            state=self._state(),
+            epoch=self.service.checkpoints.current.epoch,
+            num_drawn=self.service.engine.num_drawn,
+            free_places=self.service.places.free,
             codes_per_second=self.rate,
             num_clients=self.service.places.num_peers,
         )
 
-    def renew(self, newest: RunSnapshot | None) -> Mapping[str, Any] | None:
+    def renew(self, newest: RunSnapshot | None) -> Mapping[str, object] | None:
         checkpoints = self.service.checkpoints
         if newest is not None:
             checkpoints.replace(self._load(newest))
         checkpoints.drop_unused()
         return None if newest is None else dict(epoch=checkpoints.current.epoch)
+
+    def _state(self) -> str:
+        return "draining" if self.service.engine.is_paused else "online"
 
     def _load(self, snapshot: RunSnapshot) -> ServedCheckpoint:
         folder, precision = snapshot.download_signed(MODEL_FILES), self._options.precision

@@ -3,7 +3,6 @@
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -76,7 +75,7 @@ class DrawRequest:
     sampling: SamplingRequest
     candidates: range
 
-    def message(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    def message(self) -> tuple[dict[str, object], dict[str, Tensor]]:
         """Return what is sent: body and tensors."""
         sampling, tensors = self.sampling, dict(input_ids=self.sampling.input_ids.int())
         if sampling.image_prompt is not None:
@@ -145,7 +144,7 @@ def tokenizer_name(processor: object, config: PretrainedConfig) -> str:
     return hashlib.sha256(modality_of(config).rules_of(processor).encode()).hexdigest()
 
 
-def _sampling(body: Mapping[str, object]) -> dict[str, Any]:
+def _sampling(body: Mapping[str, object]) -> dict[str, object]:
     values = body.get("sampling")
     if not isinstance(values, dict) or set(values) - set(SAMPLING):
         raise Refusal("invalid", f"Expected sampling options out of {', '.join(SAMPLING)}.")

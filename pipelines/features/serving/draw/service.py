@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Mapping
-from typing import Any
 
 from torch import Tensor
 
@@ -27,7 +26,7 @@ class DrawService:
         """`memory` bounds the bytes that drawings take, `places` the candidates that wait or are drawn."""
         self.checkpoints, self.engine, self.memory, self.places = checkpoints, engine, memory, places
 
-    def about(self) -> Mapping[str, Any]:
+    def about(self) -> Mapping[str, object]:
         """See `Service`: what is served."""
         return dict(revision=self.checkpoints.current.revision, precision=self.checkpoints.precision)
 

@@ -6,7 +6,6 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -153,7 +152,7 @@ class _Trial:
         return found
 
 
-def _facts_of(classifier: PreTrainedModel) -> dict[str, Any]:
+def _facts_of(classifier: PreTrainedModel) -> dict[str, object]:
     """Return what a model computes with besides its parameters, wherever it was loaded from."""
     return {name: value for name, value in classifier.config.to_diff_dict().items() if name != "_name_or_path"}
 

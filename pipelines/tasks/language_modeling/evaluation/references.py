@@ -4,7 +4,6 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import httpx2
 from datasets.exceptions import DatasetsError
@@ -52,9 +51,9 @@ class LanguageReferences:
         """Tokens of the run's longest sequence."""
         return LanguageSettings.from_mapping(self.task.run.task_settings).sequence_length
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, object]:
         """Return how much was read, and how classifiers are fine-tuned, as JSON values."""
-        facts: dict[str, Any] = dict(num_records=sum(map(num_samples, self.batches)))
+        facts: dict[str, object] = dict(num_records=sum(map(num_samples, self.batches)))
         if self.labelled:
             facts["finetuning"] = dataclasses.asdict(self.options)
             facts["datasets"] = [

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,7 +38,7 @@ class DallePytorchCheckpoint:
     """Number of layers."""
     num_codec_tensors: int = 0
     """Tensors of the codec (`vae.*`) that were left out."""
-    notes: Mapping[str, Any] = field(default_factory=dict)
+    notes: Mapping[str, object] = field(default_factory=dict)
     """What train_dalle.py writes beside the weights: `hparams`, `vae_params`, `version`, ... of any type."""
 
     @classmethod

@@ -83,7 +83,7 @@ class _Collected:
 
     def __init__(self) -> None:
         self.captions: list[str] = []
-        self.scalars: dict[str, list[Any]] = {name: [] for name in SCALARS}
+        self.scalars: dict[str, list[object]] = {name: [] for name in SCALARS}
         self.drops: list[FilterReport] = []
         self._num_new = self._num_unlabelled = 0
 

@@ -146,7 +146,7 @@ class FilterReport:
             damaged_sources=(self.damaged_sources + other.damaged_sources)[:MOST_NAMES],
         )
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """The report as plain values."""
         return asdict(self)
 

@@ -69,7 +69,7 @@ class FinishedShard:
 class PreparationManifest:
     """Settings that determine every byte of a folder's shards, and the shards finished so far."""
 
-    settings: dict[str, Any]
+    settings: dict[str, object]
     """Codec, filter, shard size, batch size and sources; they must be equal to continue."""
     shards: tuple[FinishedShard, ...] = ()
     """In the order of the input."""
@@ -97,7 +97,7 @@ def load_manifest(folder: Path) -> PreparationManifest | None:
         raise PreparationError(f"{path} is damaged ({error!r}). Choose another --output or delete {folder}.") from error
 
 
-def load_report(folder: Path) -> dict[str, Any] | None:
+def load_report(folder: Path) -> dict[str, object] | None:
     """The folder's report, with `kept` and `dropped` by reason; None if it has none. PreparationError if damaged."""
     path = folder / REPORT_NAME
     if not path.is_file():

@@ -6,7 +6,6 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 from hub_tools.checks import check_choice, check_counts
 from pipelines.features.torch_devices import num_cores
@@ -99,7 +98,7 @@ class Preparation:
         """The layout of records."""
         return layout_of(self.codec, self.options)
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, object]:
         """What determines every byte of the shards."""
         return {
             **asdict(self.layout()),
@@ -244,7 +243,7 @@ class ProgressCounter:
         )
 
 
-def _report_values(result: PreparationResult, layout: ImageCodeLayout) -> dict[str, Any]:
+def _report_values(result: PreparationResult, layout: ImageCodeLayout) -> dict[str, object]:
     num_bytes = sum(shard.num_bytes for shard in result.shards)
     return {
         **result.report.to_json(),

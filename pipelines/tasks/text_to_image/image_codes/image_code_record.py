@@ -133,7 +133,7 @@ def image_code_table(
         raise ValueError(f"Codes have shape {image_codes.shape}, expected {(len(captions), layout.num_codes)}.")
     check_code_range(image_codes, layout.codebook_size, "these records")
     offsets = np.arange(len(captions) + 1, dtype=np.int32) * layout.num_codes
-    columns: dict[str, Any] = {
+    columns: dict[str, object] = {
         "caption": pa.array(captions, pa.string()),
         "codes": pa.ListArray.from_arrays(offsets, pa.array(image_codes.astype(np.int16).reshape(-1))),
     }
@@ -260,7 +260,7 @@ def _decompress(blob: bytes, most_bytes: int) -> bytes:
         return b""
 
 
-def _as_python(column: Any) -> Sequence[Any]:
+def _as_python(column: pa.Array | pa.ChunkedArray | Sequence[Any]) -> Sequence[Any]:
     return column.to_pylist() if isinstance(column, pa.Array | pa.ChunkedArray) else column
 
 
@@ -277,7 +277,7 @@ def _caption(blob: bytes) -> str:
     return text.decode()
 
 
-def _codes_from_lists(column: Any, num_codes: int, shard_name: str) -> np.ndarray:
+def _codes_from_lists(column: pa.Array | Sequence[Sequence[int]], num_codes: int, shard_name: str) -> np.ndarray:
     if not isinstance(column, pa.Array | pa.ChunkedArray):
         codes = np.asarray(column)
         if codes.ndim == 2 and codes.shape[1] == num_codes:

@@ -80,7 +80,7 @@ class ZeroingReducer(Participant):
     """Answers zeros for its share of the vector, and proves it if it is asked to."""
 
     @property
-    def runner_type(self) -> Any:
+    def runner_type(self) -> type["_ZeroingRunner"]:
         """Rounds with such answers."""
         return _ZeroingRunner
 

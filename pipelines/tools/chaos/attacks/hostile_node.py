@@ -90,7 +90,7 @@ class HostileNode:
     def __init__(self, run: TrainingRun, dht: SwarmDHT, admission: PeerAdmission, num_keys: int) -> None:
         """`num_keys` is the number of identities in an open run; an admitted member has its own."""
         self.run, self.dht, self.admission = run, dht, admission
-        self._progress: dict[str, Any] = {}
+        self._progress: dict[str, object] = {}
         self._stores: list[MPFuture] = []
         keys = [admission.record_key]
         made_up = [] if admission.has_authority else [RSAPrivateKey() for _ in range(num_keys - 1)]
@@ -144,7 +144,7 @@ class HostileNode:
         epoch = honest["epoch"]
         for identity in self.identities:
             is_own = identity.peer_id == self.dht.peer_id.to_bytes()
-            told: dict[str, Any] = dict(
+            told: dict[str, object] = dict(
                 admissions=self.admission.token if is_own else identity.token,
                 progress=honest | dict(peer_id=identity.peer_id) | dict(progress),
                 states=dict(peer_id=PeerID(identity.peer_id).to_base58(), epoch=epoch, digest="0" * 64, shares=is_own)
@@ -186,7 +186,7 @@ class HostileNode:
         call = partial(hide_others, keys=keys, private=self.admission.record_key, value=self.progress())
         self.dht.run_coroutine(call)
 
-    def progress(self) -> dict[str, Any]:
+    def progress(self) -> dict[str, object]:
         """Return the progress of a peer that keeps up."""
         return dict(
             peer_id=self.dht.peer_id.to_bytes(),
@@ -197,7 +197,7 @@ class HostileNode:
             client_mode=False,
         )
 
-    def figures(self) -> dict[str, Any]:
+    def figures(self) -> dict[str, object]:
         """Return ordinary figures of a peer."""
         return dict(
             username=self.admission.username,

@@ -5,7 +5,7 @@ them.
 """
 
 import multiprocessing
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from enum import StrEnum
 from functools import partial
 from typing import Any
@@ -130,12 +130,12 @@ class HostileRunner(TrustedAllReduceRunner):
         super().__init__(**kwargs)
 
     @property
-    def sending_type(self) -> Any:
+    def sending_type(self) -> Callable[..., SendingEnd]:
         """Sends as the attack wants it."""
         return partial(_HostileSending, attack=self._attack)
 
     @property
-    def reducing_type(self) -> Any:
+    def reducing_type(self) -> Callable[..., ReducingEnd]:
         """Reduces as the attack wants it."""
         modes = dict(zip(self.ordered_peer_ids, self.modes, strict=True))
         others = (p for p in self.sender_peer_ids if p != self.peer_id and modes[p] == AveragingMode.NODE)

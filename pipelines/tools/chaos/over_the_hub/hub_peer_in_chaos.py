@@ -99,7 +99,7 @@ class HubPeerInChaos:
         num_kept = report.num_samples - self._peer.num_samples
         return num_samples - num_kept, num_kept
 
-    def round_figures(self) -> Mapping[str, Any]:
+    def round_figures(self) -> Mapping[str, object]:
         """See `ObservedPeer`."""
         newest = self._peer.newest_round
         return dict(

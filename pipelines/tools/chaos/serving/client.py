@@ -7,9 +7,13 @@ import itertools
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
+
+if TYPE_CHECKING:
+    from modeling_dalle_collab import DalleCollabForConditionalGeneration
+    from pipelines.tools.chaos.chaotic_peer import EventLog
 
 NUM_CANDIDATES = 24
 NUM_COMPUTED = 2
@@ -17,7 +21,7 @@ PATIENCE_SECONDS = 20.0
 SECONDS_BETWEEN_QUESTIONS = 0.2
 
 
-def draw_again_and_again(repository: str, events: Any) -> None:
+def draw_again_and_again(repository: str, events: "EventLog") -> None:
     """Have pictures drawn and audited; write whether they are those of this machine, and who was named."""
     from pipelines.features.serving.draw.client import NobodyDrawsError
     from pipelines.features.serving.draw.drawing_client import connect
@@ -43,7 +47,7 @@ def draw_again_and_again(repository: str, events: Any) -> None:
             time.sleep(SECONDS_BETWEEN_QUESTIONS)
 
 
-def compute_again_and_again(repository: str, events: Any) -> None:
+def compute_again_and_again(repository: str, events: "EventLog") -> None:
     """Draw across block servers; write whether the codes are those of this machine, and which layers are missing."""
     from pipelines.core.swarm.streams.refusals import PeerGoneError
     from pipelines.features.serving.blocks.client.distributed_model import DistributedModel
@@ -69,7 +73,7 @@ def compute_again_and_again(repository: str, events: Any) -> None:
             time.sleep(SECONDS_BETWEEN_QUESTIONS)
 
 
-def own_model(repository: str) -> Any:
+def own_model(repository: str) -> "DalleCollabForConditionalGeneration":
     """Return the run's model as this machine has it."""
     from hub_tools.run_files import MODEL_FILES
     from pipelines.features.publishing.repository.snapshot import RunSnapshot

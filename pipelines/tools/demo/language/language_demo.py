@@ -14,6 +14,8 @@ from rich.text import Text
 
 from hub_tools.atomic_files import write_text_whole
 from hub_tools.printing.marked_up import escaped
+from pipelines.features.publishing.metrics.epoch_summary import EpochSummary
+from pipelines.features.publishing.metrics.evaluation.held_out_losses import HeldOutRow
 from pipelines.features.publishing.metrics.loss_curve import draw_loss_curve
 from pipelines.tools.demo.demo_plan import DemoPlan
 from pipelines.tools.demo.language.text import TEXT_FOLDER, TOKENIZER_FOLDER
@@ -23,7 +25,7 @@ from pipelines.tools.demo.stages import Stages
 from pipelines.tools.demo.summary import SUMMARY_STYLE
 from pipelines.tools.demo.whole_line import Line, create_run, opened_line, train_to_the_end
 
-RUN_SETTINGS: dict[str, Any] = dict(
+RUN_SETTINGS: dict[str, object] = dict(
     model_type="llama",
     hidden_size=128,
     num_hidden_layers=3,
@@ -50,7 +52,7 @@ RUN_SETTINGS: dict[str, Any] = dict(
 )
 """Everything that makes this run small."""
 
-SHORT_SETTINGS: dict[str, Any] = RUN_SETTINGS | dict(
+SHORT_SETTINGS: dict[str, object] = RUN_SETTINGS | dict(
     num_epochs=12, num_warmup_epochs=4, checkpoint_interval_epochs=4, evaluation_interval_epochs=4
 )
 """For a look at the whole within minutes: what it learns is poor."""
@@ -150,7 +152,7 @@ def _publish_text(line: Line) -> None:
     )  # fmt: skip
 
 
-def _history(plan: DemoPlan) -> list[dict[str, Any]]:
+def _history(plan: DemoPlan) -> list[EpochSummary]:
     """Return the auxiliary peer's summaries of the swarm, one per poll that had one."""
     return run_history(read_events(plan.work / "auxiliary.jsonl"))
 
@@ -168,8 +170,8 @@ def _summarise(plan: DemoPlan, stages: Stages, judged: Mapping[str, Any]) -> Lan
 def _write_summary(
     folder: Path,
     summary: LanguageSummary,
-    history: Sequence[Mapping[str, object]],
-    evaluations: Sequence[Mapping[str, object]],
+    history: Sequence[EpochSummary],
+    evaluations: Sequence[HeldOutRow],
 ) -> None:
     """Write `summary.json`, `summary.html` and `loss_curve.png`."""
     write_text_whole(folder / "summary.json", json.dumps(asdict(summary), indent=2) + "\n")

@@ -2,7 +2,6 @@
 
 import math
 import platform
-from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, pipeline
@@ -33,7 +32,7 @@ def baseline_perplexity(task: str, python: str) -> tuple[float, str]:
     return found[nearest], nearest
 
 
-def judge_language_run(repository: str) -> dict[str, Any]:
+def judge_language_run(repository: str) -> dict[str, object]:
     """Return perplexities of a run's newest checkpoint and of its baseline, sizes, what a causal model writes, and the
     evaluations of its history."""
     snapshot = RunSnapshot.read(repository)

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pipelines.features.publishing.metrics.epoch_summary import EpochSummary
+
 
 def read_events(path: Path) -> list[dict[str, Any]]:
     """Return the complete lines of an event file; one that was cut off by a full disk or a kill is none."""
@@ -45,12 +47,12 @@ def _events_in(text: str) -> list[dict[str, Any]]:
     return events
 
 
-def run_history(looks: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def run_history(looks: Iterable[Mapping[str, Any]]) -> list[EpochSummary]:
     """Return the summaries of an auxiliary peer's looks at the swarm, in the order of their epochs.
 
     One that was started again from a checkpoint sees some epochs a second time: those count.
     """
-    found: list[dict[str, Any]] = []
+    found: list[EpochSummary] = []
     for summary in (look.get("summary") for look in looks):
         if summary is not None:
             while found and found[-1]["epoch"] > summary["epoch"]:

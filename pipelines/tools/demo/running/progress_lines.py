@@ -5,9 +5,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from rich.console import Console
+from rich.status import Status
 
 SECONDS_BETWEEN_LINES = 15.0
 """In a file; people and programs that read along may count on 30, on a busy machine, too."""
@@ -28,7 +28,7 @@ class ProgressLines:
         self._seconds_between = seconds_between
         self._works: list[_Work] = []
         self._last_line = time.monotonic()
-        self._status: Any = None
+        self._status: Status | None = None
 
     @contextlib.contextmanager
     def doing(self, description: str) -> Iterator[None]:

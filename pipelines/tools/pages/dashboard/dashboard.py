@@ -17,6 +17,7 @@ from hub_tools.endpoint import current_endpoint
 from pipelines.core.optimizers.schedule import learning_rate
 from pipelines.core.run.training_run import TrainingRun
 from pipelines.features.publishing.metrics.epoch_summary import EpochSummary, bounded_speeds
+from pipelines.features.publishing.metrics.evaluation.held_out_losses import HeldOutRow
 from pipelines.features.publishing.metrics.history import append_point
 from pipelines.features.publishing.metrics.run_state import RunCondition, RunFacts, RunPhase, condition_of
 from pipelines.features.publishing.metrics.stalls import usual_seconds
@@ -65,9 +66,9 @@ class Dashboard:
         self.settings = settings
         self.hub = HubReader(settings.run)
         self._swarm = SwarmReader(settings.run, lambda: self.hub.view.run, self.take_look)
-        self._live, self._points = Live(), list[dict[str, Any]]()
+        self._live, self._points = Live(), list[EpochSummary]()
         self._parts, self._lock = contextlib.ExitStack(), threading.Lock()
-        self._drawn_from, self._drawings = (self.hub.view, self._live.history), dict[tuple[Any, ...], str]()
+        self._drawn_from, self._drawings = (self.hub.view, self._live.history), dict[tuple[object, ...], str]()
         self._compared = ComparedRuns()
 
     def __enter__(self) -> "Dashboard":
@@ -86,8 +87,8 @@ class Dashboard:
         peers = track(before.peers, snapshot, run.sign_of_life_seconds)
         history, held = before.history, self.hub.view.history.newest_epoch
         summary = summarise(peers, snapshot.time, held)
-        if summary is not None and summary.epoch > held:
-            is_new = summary.epoch != history.newest_epoch
+        if summary is not None and summary["epoch"] > held:
+            is_new = summary["epoch"] != history.newest_epoch
             self._note(summary)
             if is_new:
                 history = HistoryColumns.from_points(self._points, snapshot.time)
@@ -98,14 +99,14 @@ class Dashboard:
 
     def _note(self, summary: EpochSummary) -> None:
         """Add a view of an epoch; later views of it, with more peers, do not change when it ended."""
-        if self._points and self._points[-1]["epoch"] == summary.epoch:
-            summary = dataclasses.replace(summary, time=self._points[-1]["time"])
+        if self._points and self._points[-1]["epoch"] == summary["epoch"]:
+            summary = {**summary, "time": self._points[-1]["time"]}
         append_point(self._points, summary)
         del self._points[:-MAX_LIVE_POINTS]
         hub = self.hub.view.history
         if len(self._points) == 1 and len(hub):
-            seconds = max(0.0, summary.time - float(hub.columns["time"][-1]))
-            self._points[0]["epoch_seconds"] = seconds / (summary.epoch - hub.newest_epoch)
+            seconds = max(0.0, summary["time"] - float(hub.columns["time"][-1]))
+            self._points[0]["epoch_seconds"] = seconds / (summary["epoch"] - hub.newest_epoch)
 
     # For people.
 
@@ -181,7 +182,7 @@ class Dashboard:
 
     # For programs.
 
-    def run_values(self) -> dict[str, Any]:
+    def run_values(self) -> dict[str, object]:
         """Return the run's newest figures, and which sources are up."""
         problems = dict(self._problems())
         return dataclasses.asdict(self._headline()) | dict(
@@ -192,16 +193,16 @@ class Dashboard:
             num_auxiliaries=snapshot.num_auxiliaries if (snapshot := self._swarm.view.snapshot) else None,
         )
 
-    def peer_values(self, search: str = "") -> list[dict[str, Any]]:
+    def peer_values(self, search: str = "") -> list[dict[str, object]]:
         """Return all peers that match a search."""
         peers = self._live.peers
         return [programs.peer_values(one) for one in page_of(peers, search, size=max(1, len(peers))).rows]
 
-    def server_values(self) -> list[dict[str, Any]]:
+    def server_values(self) -> list[dict[str, object]]:
         """Return who serves the model, and what."""
         return [dataclasses.asdict(server) for server in self._live.servers]
 
-    def serving_values(self) -> dict[str, Any]:
+    def serving_values(self) -> dict[str, object]:
         """Return how many serve, what they have drawn today, and the layers that nobody serves, as starts and ends."""
         live = self._live
         missing = [[hole.start, hole.stop] for hole in holes(live.servers, self.hub.view)]
@@ -222,16 +223,16 @@ class Dashboard:
         """Return the history's columns between two shares of it, in percent."""
         return programs.history_values(self._history(), _finite(first, 0.0), _finite(last, 100.0), max_points)
 
-    def evaluation_values(self) -> dict[str, list[dict[str, Any]]]:
+    def evaluation_values(self) -> dict[str, list[dict[str, object]]]:
         """Return the held-out losses and the figures of evaluated checkpoints, by epoch."""
         view = self.hub.view
         return dict(held_out=list(map(dict, view.evaluations)), figures=list(map(dataclasses.asdict, view.figures)))
 
-    def alert_values(self) -> list[dict[str, Any]]:
+    def alert_values(self) -> list[dict[str, object]]:
         """Return the active alerts."""
         return [dataclasses.asdict(alert) for alert in self._alerts()]
 
-    def checkpoint_values(self) -> list[dict[str, Any]]:
+    def checkpoint_values(self) -> list[dict[str, object]]:
         """Return the published checkpoints, newest first."""
         base = f"{current_endpoint()}/{self.settings.run}/tree"
         found = sorted(self.hub.view.checkpoints.items(), reverse=True)
@@ -265,7 +266,7 @@ class Dashboard:
         is_live = not self._swarm_problem()
         condition = self._condition()
         is_live &= condition.state in (RunPhase.ALIVE, RunPhase.STALLED)
-        evaluation = view.evaluations[-1] if view.evaluations else {}
+        evaluation: HeldOutRow | dict[str, None] = view.evaluations[-1] if view.evaluations else {}
         return page_parts.Headline(
             epoch=self._reached(),
             num_epochs=view.run.num_epochs if view.run else None,
@@ -358,7 +359,8 @@ class Dashboard:
 def run_charts(view: HubView, shown: HistoryColumns, axis: str) -> list[Chart]:
     """Return the curves of a part of the history along an axis."""
     along, columns = shown.columns[axis], shown.columns
-    evaluations = tuple(np.array([row[name] for row in view.evaluations], dtype=np.float64) for name in (axis, "loss"))
+    evaluated = [row["time"] if axis == "time" else row["epoch"] for row in view.evaluations]
+    evaluations = np.array(evaluated, dtype=np.float64), np.array([row["loss"] for row in view.evaluations])
     is_known = columns["epoch_seconds"] > 0  # of the first epoch nobody knows when it began
     charts = [
         Chart(
@@ -397,7 +399,6 @@ def _loss_beside(history: HistoryColumns, other: HistoryColumns, axis: str) -> t
     return along, other.columns["loss"]
 
 
-def _finite(value: Any, otherwise: float, most: float = 1e9) -> float:
+def _finite(value: object, otherwise: float, most: float = 1e9) -> float:
     """Return a number sent by a visitor, or a default if it is not one."""
-    is_number = isinstance(value, (int, float)) and abs(value) < most
-    return float(value) if is_number else otherwise
+    return float(value) if isinstance(value, (int, float)) and abs(value) < most else otherwise

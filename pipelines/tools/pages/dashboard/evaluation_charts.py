@@ -1,12 +1,11 @@
 """Evaluations over the run as curves, each with its interval as a band and what it stands on. Pure functions."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
 from pipelines.features.publishing.metrics.evaluation.checkpoint_figures import CheckpointFigure
-from pipelines.features.publishing.metrics.evaluation.held_out_losses import is_few
+from pipelines.features.publishing.metrics.evaluation.held_out_losses import HeldOutRow, is_few
 from pipelines.tools.pages.dashboard.charts import Chart
 from pipelines.tools.pages.dashboard.history_columns import HistoryColumns
 from pipelines.tools.pages.dashboard.hub_reading import HubView
@@ -32,9 +31,13 @@ def evaluation_charts(view: HubView, shown: HistoryColumns, axis: str) -> list[C
     return [chart for chart in charts if len(chart.along)]
 
 
-def _held_out_chart(evaluations: Sequence[Mapping[str, Any]], shown: HistoryColumns, axis: str) -> Chart:
+def _held_out_chart(evaluations: Sequence[HeldOutRow], shown: HistoryColumns, axis: str) -> Chart:
     rows = [
-        (row["epoch"], row["loss"], *(row["loss"] if row.get(end) is None else row[end] for end in ("low", "high")))
+        (
+            row["epoch"],
+            row["loss"],
+            *(row["loss"] if (end := row.get(name)) is None else end for name in ("low", "high")),
+        )
         for row in evaluations
     ]
     number = evaluations[-1].get("num_records") if evaluations else None

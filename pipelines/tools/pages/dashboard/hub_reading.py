@@ -26,7 +26,7 @@ from pipelines.features.publishing.metrics.credit.contribution_files import read
 from pipelines.features.publishing.metrics.credit.contributions import Contribution
 from pipelines.features.publishing.metrics.credit.served import read_served, served_file
 from pipelines.features.publishing.metrics.evaluation.checkpoint_figures import CheckpointFigure, read_figures
-from pipelines.features.publishing.metrics.evaluation.held_out_losses import read_evaluations
+from pipelines.features.publishing.metrics.evaluation.held_out_losses import HeldOutRow, read_evaluations
 from pipelines.features.publishing.metrics.history import published_metrics, read_history_files, read_old_history
 from pipelines.features.publishing.metrics.sample_gallery import PICTURE_NAME, read_index, read_prompts
 from pipelines.features.publishing.repository.epoch_tags import tagged_epochs
@@ -53,7 +53,7 @@ class HubView:
 
     commit: str = ""
     history: HistoryColumns = field(default_factory=lambda: HistoryColumns.from_points([], 0.0))
-    evaluations: Sequence[Mapping[str, Any]] = ()
+    evaluations: Sequence[HeldOutRow] = ()
     """Held-out losses, by epoch; see `held_out_losses`."""
 
     figures: Sequence[CheckpointFigure] = ()

@@ -40,7 +40,7 @@ def board_rows(
     )
 
 
-def peer_values(one: TrackedPeer) -> dict[str, Any]:
+def peer_values(one: TrackedPeer) -> dict[str, object]:
     """Return a peer as plain values."""
     peer, figures = one.peer, one.peer.figures
     names = ("key", "peer_id", "username", "device", "package_version", "client_mode", "epoch", "samples_per_second")

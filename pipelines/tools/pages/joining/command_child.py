@@ -8,7 +8,7 @@ import signal
 import subprocess
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import IO
 
 from hub_tools.printing.printable import printable
 from hub_tools.processes.process_group import VOLUNTEERS_PROGRAM, start_worker
@@ -91,7 +91,7 @@ class CommandChild:
         self.ended.set()
         self._on_end(code)
 
-    def _read(self, source: Any, hear: Callable[[str], None]) -> None:
+    def _read(self, source: IO[bytes], hear: Callable[[str], None]) -> None:
         with source:
             for line in source:
                 text = line.decode("utf-8", errors="replace").rstrip()

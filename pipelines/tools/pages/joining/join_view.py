@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pipelines.features.publishing.metrics.credit.standing import Standing
@@ -95,51 +95,50 @@ class JoinView:
 
     def with_line(self, line: str) -> "JoinView":
         """Return the view after one more line of output."""
-        return dataclasses.replace(self, lines=(*self.lines, line)[-MOST_LINES:])
+        return replace(self, lines=(*self.lines, line)[-MOST_LINES:])
 
 
 def after_event(view: JoinView, event: Mapping[str, object]) -> JoinView:
     """Return the view after an event of a command; unknown events change nothing."""
     change = CHANGES.get(str(event.get("event")))
-    return view if change is None else dataclasses.replace(view, **change(view, event))
+    return view if change is None else change(view, event)
 
 
-def _finding(view: JoinView, event: Mapping[str, Any]) -> dict[str, Any]:
+def _finding(view: JoinView, event: Mapping[str, Any]) -> JoinView:
     names = [field.name for field in dataclasses.fields(CheckResult)]
-    return dict(checks=(*view.checks, CheckResult(**{name: event[name] for name in names})))
+    return replace(view, checks=(*view.checks, CheckResult(**{name: event[name] for name in names})))
 
 
-def _joined(view: JoinView, event: Mapping[str, Any]) -> dict[str, Any]:
-    known = dict(username=str(event["username"]), num_epochs=int(event["num_epochs"]), epoch=int(event["epoch"]))
-    known["unit"] = str(event["unit"])
-    return known | _phase(view, {STARTING: JOINED, ENTERING: JOINED})
+def _joined(view: JoinView, event: Mapping[str, Any]) -> JoinView:
+    phase, num_epochs, epoch = _phase(view, {STARTING: JOINED, ENTERING: JOINED}), event["num_epochs"], event["epoch"]
+    known = replace(view, phase=phase, num_epochs=int(num_epochs), epoch=int(epoch))
+    return replace(known, username=str(event["username"]), unit=str(event["unit"]))
 
 
-def _step(view: JoinView, event: Mapping[str, Any]) -> dict[str, Any]:
+def _step(view: JoinView, event: Mapping[str, Any]) -> JoinView:
     speed = float(event["samples_per_second"])
     speeds = (*view.speeds, speed)[-MOST_SPEEDS:] if math.isfinite(speed) else view.speeds
-    names = ("epoch", "num_peers", "num_samples", "samples_per_second")
     # Before the first round nothing has been averaged, which is fine.
     is_known = event["ended_epoch"] or view.share_averaged is not None
-    known = {name: event[name] for name in names} | ({"share_averaged": event["share_averaged"]} if is_known else {})
-    known["loss"] = event["epoch_loss"]
-    return known | dict(speeds=speeds) | _phase(view, dict.fromkeys(WORKING, TRAINING))
+    known = {name: event[name] for name in ("epoch", "num_peers", "num_samples", "samples_per_second")}
+    share, phase = event["share_averaged"] if is_known else None, _phase(view, dict.fromkeys(WORKING, TRAINING))
+    return replace(view, share_averaged=share, loss=event["epoch_loss"], speeds=speeds, phase=phase, **known)
 
 
-def _phase(view: JoinView, following: Mapping[str, str]) -> dict[str, Any]:
-    return dict(phase=following.get(view.phase, view.phase))
+def _phase(view: JoinView, following: Mapping[str, str]) -> str:
+    return following.get(view.phase, view.phase)
 
 
-CHANGES: Mapping[str, Callable[[JoinView, Mapping[str, Any]], dict[str, Any]]] = dict(
-    looking=lambda view, event: dict(looking_at=str(event["at"])),
+CHANGES: Mapping[str, Callable[[JoinView, Mapping[str, Any]], JoinView]] = dict(
+    looking=lambda view, event: replace(view, looking_at=str(event["at"])),
     finding=_finding,
-    entered=lambda view, event: _phase(view, {STARTING: ENTERING}),
+    entered=lambda view, event: replace(view, phase=_phase(view, {STARTING: ENTERING})),
     joined=_joined,
     step=_step,
-    paused=lambda view, event: (
-        dict(samples_per_second=0.0) | _phase(view, {PAUSING: PAUSED, TRAINING: PAUSED, JOINED: PAUSED})
+    paused=lambda view, event: replace(
+        view, samples_per_second=0.0, phase=_phase(view, {PAUSING: PAUSED, TRAINING: PAUSED, JOINED: PAUSED})
     ),
-    resumed=lambda view, event: _phase(view, {PAUSED: TRAINING, RESUMING: TRAINING}),
-    over=lambda view, event: dict(phase=FINISHED, message=str(event["message"])),
-    left=lambda view, event: dict(num_samples=int(event["num_samples"])),
+    resumed=lambda view, event: replace(view, phase=_phase(view, {PAUSED: TRAINING, RESUMING: TRAINING})),
+    over=lambda view, event: replace(view, phase=FINISHED, message=str(event["message"])),
+    left=lambda view, event: replace(view, num_samples=int(event["num_samples"])),
 )

@@ -4,7 +4,7 @@ import contextlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Self
 
 from PIL import Image
 
@@ -17,6 +17,7 @@ from pipelines.core.run.training_run import TrainingRun
 from pipelines.features.bandwidth.estimate import round_bytes
 from pipelines.features.memory_estimate.estimate import estimate_training_memory
 from pipelines.features.memory_estimate.run_memory import run_settings, run_sizes
+from pipelines.features.publishing.metrics.epoch_summary import EpochSummary
 from pipelines.features.publishing.metrics.history import (
     published_metrics,
     read_history_files,
@@ -41,7 +42,7 @@ class RunProfile:
     run: TrainingRun | None = None
     """None: it cannot be read."""
 
-    board: Mapping[str, Any] = field(default_factory=dict)
+    board: Mapping[str, object] = field(default_factory=dict)
     """The published summary."""
 
     picture: Image.Image | None = None
@@ -59,7 +60,7 @@ class RunProfile:
         Raises OSError, ValueError or httpx2.HTTPError if the settings cannot be read.
         """
         snapshot = RunSnapshot.read(repository)
-        board, history = {}, list[dict[str, Any]]()
+        board, history = {}, list[EpochSummary]()
         with contextlib.suppress(OSError, ValueError), published_metrics(snapshot) as folder:
             if isinstance(found := read_json(folder / SUMMARY_FILE), dict):
                 board = found

@@ -115,11 +115,11 @@ class CalculatorInput:
         """Whether the optimizer is in RAM where the swarm decides that; None: one may choose. Raises as `sizes`."""
         return not (self.run and self.run.local_steps > 1) if self.collaborative else None
 
-    def values(self) -> tuple[Any, ...]:
+    def values(self) -> tuple[object, ...]:
         """Return the values of the controls."""
         return tuple(getattr(self, item.name) for item in dataclasses.fields(self))
 
-    def to_state(self) -> dict[str, Any]:
+    def to_state(self) -> dict[str, object]:
         """Return plain values that a page can store."""
         return dataclasses.asdict(self)
 

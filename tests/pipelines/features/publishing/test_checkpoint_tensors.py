@@ -1,6 +1,5 @@
 """Checkpoints: bit-equal round trips, refusals by name, and what is published with them."""
 
-import dataclasses
 import gc
 import pickle
 import resource
@@ -163,11 +162,9 @@ def test_a_damaged_run_state_is_refused_by_name(saved, text):
 
 def history(num_points):
     return [
-        dataclasses.asdict(
-            EpochSummary(
-                epoch=number, loss=5.0 / number, num_peers=2, samples_per_second=9.0, share_averaged=1.0,
-                bytes_sent=10, num_rounds=number, round_seconds=0.1, time=0.0,
-            )
+        EpochSummary(
+            epoch=number, loss=5.0 / number, num_peers=2, samples_per_second=9.0, share_averaged=1.0,
+            bytes_sent=10, num_rounds=number, round_seconds=0.1, time=0.0, epoch_seconds=0.0,
         )
         for number in range(1, num_points + 1)
     ]  # fmt: skip

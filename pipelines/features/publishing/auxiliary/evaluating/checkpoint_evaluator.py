@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from hub_tools.processes.child_process import MOST_CHARACTERS
 from hub_tools.processes.process_group import WHOLE_PROGRAM, WORKER_VARIABLE
@@ -75,7 +75,8 @@ class CheckpointEvaluator:
         self._waiting: HeldCheckpoint | None = None
         self._current: HeldCheckpoint | None = None
         self._command: BoundedCommand | None = None
-        self._started, self._left_out = 0.0, None
+        self._started = 0.0
+        self._left_out: object = None
 
     def __enter__(self) -> Self:
         shutil.rmtree(self._folder, ignore_errors=True)  # what an earlier peer was killed at
@@ -174,7 +175,7 @@ class CheckpointEvaluator:
         self._tell_what_is_missing(report.get("left_out"))
         return figures
 
-    def _tell_what_is_missing(self, left_out: Any) -> None:
+    def _tell_what_is_missing(self, left_out: object) -> None:
         """Log which figures an evaluation could not compute, unless the last one could not either."""
         if left_out != self._left_out:
             self._left_out = left_out

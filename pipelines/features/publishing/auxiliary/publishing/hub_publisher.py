@@ -10,14 +10,13 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any
 
 import httpx2
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 from huggingface_hub.errors import HfHubHTTPError
 
 from hub_tools.one_line_errors import explain_error
-from hub_tools.publishing.commits import HeadMovedError, commit_on
+from hub_tools.publishing.commits import HeadMovedError, Operation, commit_on
 from hub_tools.run_files import MANIFEST_FILE, RESULTS_FILE
 from pipelines.core.signing.publisher_keys import PublisherKey
 from pipelines.core.swarm_time import SWARM_TIME
@@ -258,7 +257,7 @@ class HubPublisher:
             every = {**additions, **shown}
             if not self._may_add_results:
                 every.pop(RESULTS_FILE, None)
-            operations: list[Any] = [
+            operations: list[Operation] = [
                 CommitOperationAdd(path_in_repo=name, path_or_fileobj=str(value) if isinstance(value, Path) else value)
                 for name, value in every.items()
             ]

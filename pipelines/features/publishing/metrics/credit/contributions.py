@@ -112,13 +112,15 @@ class ContributionLedger:
             hours[user][kind] = seconds / 3600
         return dict(hours)
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, object]:
         """Return, as JSON values, what is needed besides the days to resume without counting twice."""
         counters = {key: asdict(counter) for key, counter in sorted(self.counters.items())}
         standings = {user: asdict(standing) for user, standing in sorted(self.standings.items())}
         devices = [[*key, round(seconds, 3)] for key, seconds in sorted(self.device_seconds.items())]
-        held = dict(counters=counters, standings=standings, device_seconds=devices)
-        return dict(epoch=self.epoch, capacity=self.capacity, time=self.time) | held
+        return dict(
+            epoch=self.epoch, capacity=self.capacity, time=self.time,
+            counters=counters, standings=standings, device_seconds=devices,
+        )  # fmt: skip
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any], days: Mapping[tuple[str, str], Contribution]) -> Self:

@@ -4,7 +4,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import pyarrow as pa
 
@@ -39,6 +39,19 @@ null in rows of older versions."""
 LATER_COLUMNS = ("low", "high", "weights")
 
 
+class HeldOutRow(TypedDict):
+    """A row of `EVALUATION_SCHEMA`."""
+
+    epoch: int
+    loss: float
+    num_records: int
+    time: float
+    seconds: float
+    low: NotRequired[float | None]
+    high: NotRequired[float | None]
+    weights: NotRequired[str | None]
+
+
 def perplexity(nats: float) -> float:
     """Return the perplexity that belongs to a mean loss in nats; no float is above e^700 or so."""
     return math.exp(min(nats, MOST_NATS))
@@ -49,21 +62,21 @@ def is_few(num_records: float | None) -> bool:
     return num_records is not None and num_records < FEWEST_RECORDS
 
 
-def held_out_loss(evaluation: Mapping[str, Any]) -> str:
+def held_out_loss(evaluation: HeldOutRow) -> str:
     """Return an evaluation's loss for people: its epoch, interval, and the number of records that it stands on."""
-    number, low, high = (evaluation.get(name) for name in ("num_records", "low", "high"))
+    number, low, high = evaluation.get("num_records"), evaluation.get("low"), evaluation.get("high")
     interval = "" if low is None or high is None else f" (95 % interval {nats(low)} to {nats(high)})"
     few = ": too few to tell small differences" if is_few(number) else ""
     records = "" if number is None else f", on {number:,} records{few}"
     return f"{nats(evaluation['loss'])}{interval} at epoch {evaluation['epoch']:,}{records}"
 
 
-def write_evaluations(evaluations: Sequence[dict[str, object]], folder: Path) -> Path:
+def write_evaluations(evaluations: Sequence[HeldOutRow], folder: Path) -> Path:
     """Write the losses on held-out records, one row per evaluation."""
     return write_rows(list(evaluations), EVALUATION_SCHEMA, folder / EVALUATIONS_FILE)
 
 
-def read_evaluations(folder: Path) -> list[dict[str, Any]]:
+def read_evaluations(folder: Path) -> list[HeldOutRow]:
     """Return the evaluations in a folder, without impossible ones; none if there is no such file.
 
     Raises:

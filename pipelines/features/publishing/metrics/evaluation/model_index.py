@@ -3,8 +3,7 @@
 Every figure names the commit that it is of and the command that computes it.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 from huggingface_hub import EvalResult
 from huggingface_hub.repocard_data import eval_results_to_model_index
@@ -12,7 +11,7 @@ from huggingface_hub.repocard_data import eval_results_to_model_index
 from hub_tools.endpoint import current_endpoint, is_public_hub
 from pipelines.core.run.training_run import TrainingRun
 from pipelines.features.publishing.metrics.evaluation.checkpoint_figures import CheckpointFigure, newest_figures
-from pipelines.features.publishing.metrics.evaluation.held_out_losses import perplexity
+from pipelines.features.publishing.metrics.evaluation.held_out_losses import HeldOutRow, perplexity
 from pipelines.features.publishing.repository.epoch_tags import epoch_tag
 
 SIGNIFICANT_DIGITS = 6
@@ -21,11 +20,11 @@ SIGNIFICANT_DIGITS = 6
 def model_index(
     repository: str,
     run: TrainingRun,
-    evaluations: Sequence[Mapping[str, object]],
+    evaluations: Sequence[HeldOutRow],
     figures: Sequence[CheckpointFigure] = (),
     *,
     epoch: int | None = None,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return the part of the header for the newest held-out loss and the newest evaluation of a checkpoint.
 
     Empty without any. `epoch` is that of the published checkpoint.
@@ -37,7 +36,7 @@ def model_index(
     return {"model-index": [{"name": repository, "results": results}]} if results else {}
 
 
-def source_of_held_out_loss(repository: str, evaluation: Mapping[str, object], epoch: int | None) -> str:
+def source_of_held_out_loss(repository: str, evaluation: HeldOutRow, epoch: int | None) -> str:
     """Return the command that a held-out loss comes from: one that anybody can repeat, if its state is published."""
     if evaluation["epoch"] != epoch or evaluation.get("num_records") is None:
         return f"dalle-collab run assist {repository}"
@@ -57,14 +56,17 @@ def rounded(value: float) -> float:
 
 
 def _held_out_results(
-    repository: str, run: TrainingRun, evaluations: Iterable[Mapping[str, Any]], epoch: int | None
+    repository: str, run: TrainingRun, evaluations: Iterable[HeldOutRow], epoch: int | None
 ) -> Iterable[EvalResult]:
     for row in evaluations:
-        in_nats = {name: row[name] for name in ("loss", "low", "high") if row.get(name) is not None}
+        measured = dict(loss=row["loss"], low=row.get("low"), high=row.get("high"))
+        in_nats = {name: value for name, value in measured.items() if value is not None}
         kinds = {"loss": ("held-out loss (nats)", in_nats)}
         if run.unit == "tokens":
             kinds["perplexity"] = ("held-out perplexity", {name: perplexity(nats) for name, nats in in_nats.items()})
-        facts = {name: row[name] for name in ("epoch", "num_records", "weights") if row.get(name) is not None}
+        facts: dict[str, object] = {
+            name: row[name] for name in ("epoch", "num_records", "weights") if row.get(name) is not None
+        }
         for kind, (name, values) in kinds.items():
             value, *interval = (rounded(value) for value in values.values())
             args = facts | dict(zip(("low", "high"), interval, strict=False))

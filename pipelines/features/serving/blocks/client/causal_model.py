@@ -2,12 +2,14 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
+from transformers import AutoModelForCausalLM, DynamicCache, GenerationConfig, PreTrainedConfig, PreTrainedModel
+from transformers.generation.utils import GenerateOutput
 from transformers.initialization import no_init_weights
+from transformers.utils import ModelOutput
 
 from pipelines.features.serving.blocks.causal_span import BodyNames, body_names, read_config
 from pipelines.features.serving.blocks.client.chain_session import ChainSession
@@ -55,14 +57,16 @@ class RemoteBlock(nn.Module):
         self.mask: Tensor | None = None
         """What the caller said about padding, (sample, position); layers get it in another form."""
 
-    def forward(self, hidden_states: Tensor, *args: Any, **options: Any) -> Tensor:
+    def forward(
+        self, hidden_states: Tensor, *args: object, position_ids: Tensor | None = None, **options: object
+    ) -> Tensor:
         """Run all layers over (sample, position, hidden), behind what the cache holds, if there is one."""
         caches = [value for value in (*args, *options.values()) if isinstance(value, RemoteKeysAndValues)]
         padding = {}
         if self.mask is not None and not bool(self.mask.all()):
             padding["mask"] = self.mask.to(torch.uint8).cpu()
-        if (positions := options.get("position_ids")) is not None:
-            padding["positions"] = positions.cpu()
+        if position_ids is not None:
+            padding["positions"] = position_ids.cpu()
         if not caches:
             return self.layers(hidden_states[None], padding)[0]
         cache, (samples, length, _) = caches[0], hidden_states.shape
@@ -78,13 +82,14 @@ class DistributedCausal:
     """What a causal language model's class gains when its layers are elsewhere."""
 
     remote_block: RemoteBlock
+    config: PreTrainedConfig
 
     @property
     def layers(self) -> RemoteLayers:
         """The layers; a slice of them is a module."""
         return self.remote_block.layers
 
-    def generate(self, *args: object, **options: object) -> Any:
+    def generate(self, *args: object, **options: object) -> Tensor | GenerateOutput:
         """See the local class; the servers' memory is given back at the end."""
         self._caches: list[RemoteKeysAndValues] = []
         try:
@@ -94,15 +99,15 @@ class DistributedCausal:
                 cache.close()
 
     def _prepare_cache_for_generation(
-        self, generation_config: Any, model_kwargs: dict[str, Any], mode: Any, batch_size: int, max_length: int
+        self, config: GenerationConfig, model_kwargs: dict[str, object], mode: object, batch_size: int, max_length: int
     ) -> None:
-        if generation_config.use_cache is not False and model_kwargs.get("past_key_values") is None:
+        if config.use_cache is not False and model_kwargs.get("past_key_values") is None:
             cache = RemoteKeysAndValues(min(max_length, self._most_positions()))
             self._caches.append(cache)
             model_kwargs["past_key_values"] = cache
 
     def _most_positions(self) -> int:
-        return cast("Any", self).config.max_position_embeddings
+        return self.config.max_position_embeddings
 
 
 def assemble_causal(model: PublishedModel, layers: RemoteLayers) -> PreTrainedModel:
@@ -129,19 +134,21 @@ def assemble_causal(model: PublishedModel, layers: RemoteLayers) -> PreTrainedMo
     return whole.eval()
 
 
-def _forward_of(local: type[PreTrainedModel]) -> Callable[..., Any]:
+def _forward_of(local: type[PreTrainedModel]) -> Callable[..., ModelOutput]:
     """Return the local class's forward, which without a cache of this module caches nothing."""
 
     # transformers looks at the arguments' names, to find out what a model takes.
     @functools.wraps(local.forward)
-    def forward(self: Any, input_ids: Tensor | None = None, **options: Any) -> Any:
-        given = options.get("past_key_values")
-        if given is None and options.get("use_cache") and input_ids is not None:
-            options["past_key_values"] = RemoteKeysAndValues(self._most_positions())
+    def forward(
+        self: DistributedCausal, input_ids: Tensor | None = None, attention_mask: Tensor | None = None, **more: object
+    ) -> ModelOutput:
+        given = more.get("past_key_values")
+        if given is None and more.get("use_cache") and input_ids is not None:
+            more["past_key_values"] = RemoteKeysAndValues(self._most_positions())
         elif given is None:
-            options["use_cache"] = False
-        self.remote_block.mask = options.get("attention_mask")
-        return local.forward(self, input_ids=input_ids, **options)
+            more["use_cache"] = False
+        self.remote_block.mask = attention_mask
+        return local.forward(self, input_ids=input_ids, attention_mask=attention_mask, **more)
 
     return forward
 

@@ -10,7 +10,6 @@ import contextlib
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -60,7 +59,7 @@ class ChainSession:
         self._route, self._codec, self._between = route, codec, dict(between)
         self._opening, self._deep_prompts = dict(opening), deep_prompts
         self._history_bytes, self._first_place = history_bytes, first_place
-        self._starting: dict[str, Any] | None = None
+        self._starting: dict[str, object] | None = None
         self._mask: Tensor | None = None
         self._positions: Tensor | None = None
         self._is_recorded = True
@@ -245,7 +244,7 @@ class ChainSession:
             if_it_fails.pop_all()
         return opened
 
-    def _open_message(self, hop: Hop) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    def _open_message(self, hop: Hop) -> tuple[dict[str, object], dict[str, Tensor]]:
         body = dict(
             self._opening, do="open", start=hop.start, end=hop.end, revision=self._route.revision, codec=self._codec
         )
@@ -255,7 +254,7 @@ class ChainSession:
 
     def _read_again(
         self, recording: Recording, hop: Hop, link: ServerLink, num_read: Tensor | None, *, is_last: bool
-    ) -> tuple[list[tuple[dict[str, Any], Tensor]], Tensor | None]:
+    ) -> tuple[list[tuple[dict[str, object], Tensor]], Tensor | None]:
         """Have a server read what was recorded; return what it made of the prompts and, unless last, the rest."""
         prompts = []
         for message, parts, shape in recording.prompts:
@@ -299,7 +298,9 @@ class ChainSession:
         change = self._between.get(layer)
         return states if change is None else change(states)
 
-    def _asked(self, link: ServerLink, body: Mapping[str, Any], tensors: Mapping[str, Tensor], shape: Any) -> Tensor:
+    def _asked(
+        self, link: ServerLink, body: Mapping[str, object], tensors: Mapping[str, Tensor], shape: tuple[int, ...]
+    ) -> Tensor:
         """Ask for states, and check them: a server may send anything."""
         return states_of(link.ask(body, tensors)[1], self._codec, shape)
 

@@ -54,7 +54,7 @@ class DistributedDalleCollab(DalleCollabForConditionalGeneration):
     @classmethod
     def assemble(cls, model: PublishedModel, layers: RemoteLayers) -> "DistributedDalleCollab":
         """Read what a client needs of the weights, and put others' layers between."""
-        config = DalleCollabConfig(**model.config)
+        config = DalleCollabConfig.from_dict(dict(model.config))
         with torch.device("meta"):
             whole = cls(config)
         whole.model.stack, whole.open_sessions = RemoteStack(config, layers), []

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from torch import Tensor
 
@@ -62,7 +61,7 @@ class History:
 class Recording:
     """All that went into a hop, as it went over the wire: enough for another server to take its place."""
 
-    prompts: list[tuple[dict[str, Any], dict[str, Tensor], tuple[int, ...]]] = field(default_factory=list)
+    prompts: list[tuple[dict[str, object], dict[str, Tensor], tuple[int, ...]]] = field(default_factory=list)
     """Each part of the prompts: the message, its tensors, and the shape of the states."""
 
     history: History | None = None

@@ -14,12 +14,16 @@ import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers import PreTrainedTokenizerBase as Tokenizer
+
+from pipelines.features.serving.blocks.client.remote_layers import RemoteLayers
 
 WORD, ADAPTER, PROMPTS = "word.", "adapter.", "deep_prompts"
 FORMAT = "dalle-collab learned 1"
@@ -30,34 +34,36 @@ MOST_GRADIENT = 1.0
 class LearnedWords(nn.Module):
     """Embeddings of new words, in place of rows of the model's table while they are learnt."""
 
-    def __init__(self, model: Any, words: Sequence[str], ids: Sequence[int], vectors: Tensor) -> None:
+    def __init__(self, model: PreTrainedModel, words: Sequence[str], ids: Sequence[int], vectors: Tensor) -> None:
         super().__init__()
         self.words, self.ids = tuple(words), tuple(ids)
         self.vectors = nn.Parameter(vectors.detach().clone().float())
         """(word, hidden)"""
 
         model.requires_grad_(False)
-        self._handle = model.get_input_embeddings().register_forward_hook(self._put_in)
+        self._handle = _table(model).register_forward_hook(self._put_in)
 
     @classmethod
-    def add(cls, model: Any, tokenizer: Any, words: Sequence[str], *, like: str | None = None) -> "LearnedWords":
+    def add(
+        cls, model: PreTrainedModel, tokenizer: Tokenizer, words: Sequence[str], *, like: str | None = None
+    ) -> "LearnedWords":
         """Make room for new words in tokenizer and model, and let them be learnt; `like` is a word to begin from.
 
         Raises ValueError if the tokenizer knows one of them, or `like` is not one of its words.
         """
-        vectors = _new_rows(model, tokenizer, words)
+        ids, vectors = _new_rows(model, tokenizer, words)
         if like is not None:
             found = tokenizer(like, add_special_tokens=False).input_ids
             if not found:
                 raise ValueError(f"{like!r} is no word for the tokenizer. Begin from another one.")
-            vectors[:] = model.get_input_embeddings().weight[found].mean(dim=0)
-        return cls(model, words, tokenizer.convert_tokens_to_ids(list(words)), vectors)
+            vectors[:] = _table(model).weight[found].mean(dim=0)
+        return cls(model, words, ids, vectors)
 
-    def finish(self, model: Any) -> None:
+    def finish(self, model: PreTrainedModel) -> None:
         """Write the words into the model's table, and stop replacing them."""
         self._handle.remove()
         with torch.no_grad():
-            model.get_input_embeddings().weight[list(self.ids)] = self.vectors
+            _table(model).weight[list(self.ids)] = self.vectors
 
     def _put_in(self, _: nn.Module, inputs: tuple[Tensor, ...], embedded: Tensor) -> Tensor:
         for number, vector in zip(self.ids, self.vectors, strict=True):
@@ -78,27 +84,29 @@ class LowRankAdapter(nn.Module):
         return x + (x @ self.down.t()) @ self.up.t()
 
 
-def add_deep_prompts(model: Any, num_places: int, *, seed: int = 0) -> nn.Parameter:
+def add_deep_prompts(model: PreTrainedModel, num_places: int, *, seed: int = 0) -> nn.Parameter:
     """Give every layer a learnt prompt for the first places of what it reads: (layer, place, hidden).
 
     In the DALL-E model these are places of the text.
     """
-    shape = model.layers.shape
+    layers = _layers(model)
+    shape = layers.shape
     generator = torch.Generator().manual_seed(seed)
     values = 1e-3 * torch.randn(shape.num_layers, num_places, shape.hidden_size, generator=generator)
     model.requires_grad_(False)
-    model.layers.deep_prompts = nn.Parameter(values)
-    return model.layers.deep_prompts
+    layers.deep_prompts = nn.Parameter(values)
+    return layers.deep_prompts
 
 
-def add_adapters(model: Any, layers: Iterable[int], *, rank: int = 8, seed: int = 0) -> list[nn.Parameter]:
+def add_adapters(model: PreTrainedModel, layers: Iterable[int], *, rank: int = 8, seed: int = 0) -> list[nn.Parameter]:
     """Put an adapter in front of each of these layers, where a chain changes servers; return what is to be learnt."""
     model.requires_grad_(False)
+    remote = _layers(model)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         for layer in layers:
-            model.layers.insert(layer, LowRankAdapter(model.layers.shape.hidden_size, rank))
-    return list(model.layers.between.parameters())
+            remote.insert(layer, LowRankAdapter(remote.shape.hidden_size, rank))
+    return list(remote.between.parameters())
 
 
 def learn(
@@ -146,7 +154,7 @@ def save_learned(file: str | Path, model: object, words: LearnedWords | None = N
     )
 
 
-def load_learned(file: str | Path, model: Any, tokenizer: Any = None) -> tuple[str, ...]:
+def load_learned(file: str | Path, model: PreTrainedModel, tokenizer: Tokenizer | None = None) -> tuple[str, ...]:
     """Put what was learnt into a model, and new words into its tokenizer; return the words.
 
     Words also go into the local class; prompts and adapters need a `DistributedModel`, with or without a swarm.
@@ -161,22 +169,23 @@ def load_learned(file: str | Path, model: Any, tokenizer: Any = None) -> tuple[s
     _check_sizes(file, tensors, model)
     words = {name.removeprefix(WORD): tensor for name, tensor in tensors.items() if name.startswith(WORD)}
     if words:
-        _new_rows(model, tokenizer, list(words))
-        ids = tokenizer.convert_tokens_to_ids(list(words))
+        if tokenizer is None:
+            raise ValueError(f"{file} has words. Give the tokenizer that is to know them.")
+        ids, _ = _new_rows(model, tokenizer, list(words))
         with torch.no_grad():
-            model.get_input_embeddings().weight[ids] = torch.stack(list(words.values()))
+            _table(model).weight[ids] = torch.stack(list(words.values()))
     if PROMPTS in tensors:
-        model.layers.deep_prompts = nn.Parameter(tensors[PROMPTS], requires_grad=False)
+        _layers(model).deep_prompts = nn.Parameter(tensors[PROMPTS], requires_grad=False)
     for name in [name for name in tensors if name.startswith(ADAPTER) and name.endswith(".down")]:
         layer = int(name.split(".")[1])
         adapter = LowRankAdapter(tensors[name].shape[1], tensors[name].shape[0])
         adapter.load_state_dict({"down": tensors[name], "up": tensors[f"{ADAPTER}{layer}.up"]})
-        model.layers.insert(layer, adapter.requires_grad_(False))
+        _layers(model).insert(layer, adapter.requires_grad_(False))
     return tuple(words)
 
 
-def _check_sizes(file: str | Path, tensors: dict[str, Tensor], model: Any) -> None:
-    hidden = model.get_input_embeddings().embedding_dim
+def _check_sizes(file: str | Path, tensors: dict[str, Tensor], model: PreTrainedModel) -> None:
+    hidden = _table(model).embedding_dim
     for name, tensor in tensors.items():
         seen = tensor.shape[0] if name.endswith(".up") else tensor.shape[-1]
         if seen != hidden or not tensor.isfinite().all():
@@ -185,13 +194,21 @@ def _check_sizes(file: str | Path, tensors: dict[str, Tensor], model: Any) -> No
         raise ValueError(f"{file} has prompts or adapters. Open the model so: DistributedModel.from_pretrained(...)")
 
 
-def _new_rows(model: Any, tokenizer: Any, words: Sequence[str]) -> Tensor:
-    """Add words to the tokenizer, and rows to the table if it has no room; return the rows' values, (word, hidden)."""
+def _new_rows(model: PreTrainedModel, tokenizer: Tokenizer, words: Sequence[str]) -> tuple[list[int], Tensor]:
+    """Add words to the tokenizer, and rows to the table if it has no room; return ids and values, (word, hidden)."""
     if known := [word for word in words if word in tokenizer.get_vocab()]:
         raise ValueError(f"The tokenizer has the word {known[0]!r} already. Choose another, such as <my-{known[0]}>.")
     tokenizer.add_tokens(list(words))
     size = getattr(model.config, "text_vocab_size", model.config.vocab_size)
     if len(tokenizer) > size:
         model.resize_token_embeddings(len(tokenizer))
-    ids = tokenizer.convert_tokens_to_ids(list(words))
-    return model.get_input_embeddings().weight[ids].detach().clone()
+    ids = [tokenizer.get_vocab()[word] for word in words]
+    return ids, _table(model).weight[ids].detach().clone()
+
+
+def _table(model: PreTrainedModel) -> nn.Embedding:
+    return cast("nn.Embedding", model.get_input_embeddings())
+
+
+def _layers(model: PreTrainedModel) -> RemoteLayers:
+    return cast("RemoteLayers", model.layers)

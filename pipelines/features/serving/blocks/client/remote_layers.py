@@ -80,7 +80,7 @@ class RemoteLayers(nn.Module):
             return states
         return torch.stack([self.between[str(layer)](stream) for stream in states])
 
-    def session(self, opening: dict[str, Any], *, first_place: int = 0) -> ChainSession:
+    def session(self, opening: Mapping[str, object], *, first_place: int = 0) -> ChainSession:
         """Open the caches of a generation along a chain."""
         between = {int(layer): lambda states, layer=int(layer): self.changed(layer, states) for layer in self.between}
         return ChainSession(
@@ -159,7 +159,7 @@ class SomeLayers(nn.Module):
         super().__init__()
         self._whole, self.layers = [whole], layers  # in a list: its parameters are not this module's
 
-    def forward(self, *streams: Tensor, padding: Tensors | None = None) -> Any:
+    def forward(self, *streams: Tensor, padding: Tensors | None = None) -> Tensor | tuple[Tensor, ...]:
         """Run the layers over (sample, position, hidden): one tensor in a language model, two in the DALL-E model.
 
         One tensor for the DALL-E model stands for both streams, as in front of its first layer. Returns as many tensors

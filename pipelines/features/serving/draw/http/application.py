@@ -11,7 +11,6 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.concurrency import run_in_threadpool
@@ -124,7 +123,7 @@ def _check_is_local(request: Request) -> None:
         raise RefusedRequestError(403, "permission_error", "Requests from pages in a browser are not answered.")
 
 
-async def _json_of(request: Request) -> Mapping[str, Any]:
+async def _json_of(request: Request) -> Mapping[str, object]:
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
         raise bad("The body must be application/json.")
     content = bytearray()

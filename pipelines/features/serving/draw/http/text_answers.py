@@ -3,7 +3,6 @@
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 UNFINISHED = "\ufffd"
 """How a decoder shows the first bytes of a character."""
@@ -47,7 +46,7 @@ class AnswerForm:
 
     is_chat: bool
 
-    def whole(self, written: WrittenTexts) -> dict[str, Any]:
+    def whole(self, written: WrittenTexts) -> dict[str, object]:
         """Return the answer with finished texts."""
         choices = [
             self._choice(index, text.finish_reason, text.text, "message") for index, text in enumerate(written.texts)
@@ -75,11 +74,11 @@ class AnswerForm:
             yield _event(self._answer(".chunk", []) | dict(usage=written.usage))
         yield "data: [DONE]\n\n"
 
-    def _choice(self, index: int, reason: str | None, text: str, name: str) -> dict[str, Any]:
+    def _choice(self, index: int, reason: str | None, text: str, name: str) -> dict[str, object]:
         own = {name: dict(role="assistant", content=text)} if self.is_chat else dict(text=text)
         return dict(index=index, finish_reason=reason, logprobs=None, **own)
 
-    def _answer(self, suffix: str, choices: list[dict[str, object]]) -> dict[str, Any]:
+    def _answer(self, suffix: str, choices: list[dict[str, object]]) -> dict[str, object]:
         kind, prefix = ("chat.completion" + suffix, "chatcmpl") if self.is_chat else ("text_completion", "cmpl")
         known = dict(id=f"{prefix}-{self.number}", object=kind, created=self.created, model=self.model)
         return known | dict(choices=choices)

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from modeling_dalle_collab.sampling_dalle_collab import SamplingOptions
 from pipelines.features.serving.draw.http.refused import (
@@ -24,7 +23,7 @@ ROLES = ("system", "user", "assistant")
 
 SAMPLING = {"temperature", "top_k", "top_p"}
 IGNORED = {"model", "user", "store", "metadata"}
-WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
+WITHOUT_EFFECT: dict[str, tuple[object, ...]] = {
     "stream_options": (None, {}, {"include_usage": False}, {"include_usage": True}),
     "echo": (None, False),
     "logprobs": (None, False),

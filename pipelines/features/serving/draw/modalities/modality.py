@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
@@ -13,7 +13,13 @@ if TYPE_CHECKING:
     from pipelines.features.serving.draw.requests import DrawRequest, SamplingRequest
 
 
-class Parts(Protocol):
+Model = TypeVar("Model", bound=PreTrainedModel)
+ModelOut = TypeVar("ModelOut", bound=PreTrainedModel, covariant=True)
+Processor = TypeVar("Processor")
+ProcessorOut = TypeVar("ProcessorOut", covariant=True)
+
+
+class Parts(Protocol[ModelOut, ProcessorOut]):
     """A model that is loaded, and what turns prompts into its ids."""
 
     @property
@@ -21,11 +27,11 @@ class Parts(Protocol):
         """Repository or folder."""
 
     @property
-    def model(self) -> Any:
+    def model(self) -> ModelOut:
         """In evaluation mode."""
 
     @property
-    def processor(self) -> Any:
+    def processor(self) -> ProcessorOut:
         """What `Modality.ids_of` takes."""
 
     @property
@@ -33,7 +39,7 @@ class Parts(Protocol):
         """Epoch at which the run published it; None if unknown."""
 
 
-class Modality(Protocol):
+class Modality(Protocol[Model, Processor]):
     """One of `PICTURES` and `TEXTS`."""
 
     product: str
@@ -66,30 +72,30 @@ class Modality(Protocol):
     def most_bytes_of_one(self, config: PretrainedConfig) -> int:
         """Return what the largest candidate takes."""
 
-    def ids_of(self, processor: Any, prompt: str) -> Tensor:
+    def ids_of(self, processor: Processor, prompt: str) -> Tensor:
         """Return the ids of a prompt: (1, text) int64."""
 
-    def rules_of(self, processor: Any) -> str:
+    def rules_of(self, processor: Processor) -> str:
         """Return all that decides which ids a prompt has."""
 
-    def read(self, folder: Path) -> tuple[Any, PretrainedConfig]:
+    def read(self, folder: Path) -> tuple[Processor, PretrainedConfig]:
         """Return processor and configuration of a checkpoint; ValueError if they cannot be used."""
 
-    def load(self, folder: Path, *, precision: str, device: str) -> Parts:
+    def load(self, folder: Path, *, precision: str, device: str) -> Parts[Model, Processor]:
         """Load a checkpoint from its folder; ValueError or OSError if that is not possible."""
 
-    def rounded(self, model: PreTrainedModel, precision: str) -> None:
+    def rounded(self, model: Model, precision: str) -> None:
         """Let a float32 model compute in another precision; ValueError if it cannot."""
 
     def stream(
-        self, model: Any, samplings: Sequence["SamplingRequest"], numbers: Tensor, num_candidates: int
+        self, model: Model, samplings: Sequence["SamplingRequest"], numbers: Tensor, num_candidates: int
     ) -> Iterator[Tensor]:
         """Yield the codes so far of like requests: (job, candidate, number) int64; `numbers`: (sample, place)."""
 
-    def measuring(self, model: Any, num_candidates: int) -> Iterator[int]:
+    def measuring(self, model: Model, num_candidates: int) -> Iterator[int]:
         """Draw some candidates of some prompt to the end; yield how many places are drawn of each."""
 
-    def logits_behind(self, model: Any, sampling: "SamplingRequest", codes: Tensor) -> Tensor:
+    def logits_behind(self, model: Model, sampling: "SamplingRequest", codes: Tensor) -> Tensor:
         """Return the logits that each place's code is chosen from: (candidate, place, code) float32."""
 
     def means(self, distances: Tensor, codes: Tensor, config: PretrainedConfig) -> Tensor:

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig
 
 from modeling_dalle_collab import DalleCollabConfig, DalleCollabForConditionalGeneration, DalleCollabProcessor
 from modeling_dalle_collab.inputs_dalle_collab import check_image_prompt, check_text
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 CPU = torch.device("cpu")
 
 
-class Pictures(Modality):
+class Pictures(Modality[DalleCollabForConditionalGeneration, DalleCollabProcessor]):
     """See `Modality`."""
 
     product, unit = "picture", "image codes"
@@ -70,9 +70,9 @@ class Pictures(Modality):
         self.rounded(parts.model, precision)
         return parts
 
-    def rounded(self, model: PreTrainedModel, precision: str) -> None:
+    def rounded(self, model: DalleCollabForConditionalGeneration, precision: str) -> None:
         if precision == "int8":
-            cast("DalleCollabForConditionalGeneration", model).use_int8_weights()
+            model.use_int8_weights()
         elif precision == "bfloat16":
             model.bfloat16()
 
@@ -122,7 +122,7 @@ class Pictures(Modality):
         return distances.mean(dim=1)
 
 
-def needed_bytes(config: Any, num_samples: int, *, is_guided: bool, bytes_per_value: int = 4) -> int:
+def needed_bytes(config: PretrainedConfig, num_samples: int, *, is_guided: bool, bytes_per_value: int = 4) -> int:
     """Return what drawing so many samples takes at most: keys and values of all layers, and logits."""
     places = config.num_image_codes + config.text_block_length
     kept = 2 * config.num_hidden_layers * places * config.num_attention_heads * config.head_dim * bytes_per_value
@@ -130,4 +130,4 @@ def needed_bytes(config: Any, num_samples: int, *, is_guided: bool, bytes_per_va
     return num_samples * (kept * (2 if is_guided else 1) + 4 * logits)
 
 
-PICTURES: Modality = Pictures()
+PICTURES = Pictures()

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PretrainedConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 
 from hub_tools.checks import check_loaded
 from hub_tools.foreign.json_texts import read_json
@@ -36,12 +43,11 @@ class WritingContext:
 
     name: str
     model: PreTrainedModel
-    processor: Any
-    """The tokenizer."""
+    processor: PreTrainedTokenizerFast
     epoch: int | None = None
 
 
-class Texts(Modality):
+class Texts(Modality[PreTrainedModel, PreTrainedTokenizerFast]):
     """See `Modality`."""
 
     product, unit = "text", "tokens"
@@ -88,20 +94,20 @@ class Texts(Modality):
     def most_bytes_of_one(self, config: PretrainedConfig) -> int:
         return _needed_bytes(config, config.max_position_embeddings, 1, 0)
 
-    def ids_of(self, processor: Any, prompt: str) -> Tensor:
+    def ids_of(self, processor: PreTrainedTokenizerFast, prompt: str) -> Tensor:
         return torch.tensor([processor(prompt, verbose=False)["input_ids"]], dtype=torch.int64)
 
-    def rules_of(self, processor: Any) -> str:
+    def rules_of(self, processor: PreTrainedTokenizerFast) -> str:
         return processor.backend_tokenizer.to_str()
 
-    def read(self, folder: Path) -> tuple[Any, PretrainedConfig]:
+    def read(self, folder: Path) -> tuple[PreTrainedTokenizerFast, PretrainedConfig]:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         if missing := [name for name in NEEDED_SIZES if not isinstance(getattr(config, name, None), int)]:
             raise ValueError(
                 f"A model of type {config.model_type[:40]} cannot be served: its configuration lacks {missing[0]}."
             )
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-        if not tokenizer.is_fast:
+        if not isinstance(tokenizer, PreTrainedTokenizerFast):
             raise ValueError(f"The tokenizer is {type(tokenizer).__name__}; expected one with a file tokenizer.json.")
         return tokenizer, config
 
@@ -172,11 +178,11 @@ class FinishedText:
     """False: it is as long as it may be."""
 
 
-def finished_text(tokenizer: Any, tokens: Tensor, config: PretrainedConfig) -> FinishedText:
+def finished_text(tokenizer: PreTrainedTokenizerFast, tokens: Tensor, config: PretrainedConfig) -> FinishedText:
     """Return the text of (place,) tokens."""
     number = int(counted(tokens[None], config)[0].sum())
     text = tokenizer.decode(tokens[:number].tolist(), skip_special_tokens=True)
-    return FinishedText(text=text, num_tokens=number, has_ended=int(tokens[number - 1]) in ends_of(config))
+    return FinishedText(text=str(text), num_tokens=number, has_ended=int(tokens[number - 1]) in ends_of(config))
 
 
 def ends_of(config: PretrainedConfig) -> tuple[int, ...]:
@@ -224,7 +230,7 @@ def _written(
         logits = model(token[:, None], past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1]
 
 
-def _needed_bytes(config: Any, num_text: int, number: int, num_new: int) -> int:
+def _needed_bytes(config: PretrainedConfig, num_text: int, number: int, num_new: int) -> int:
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     kept = 2 * config.num_hidden_layers * heads * size * (num_text + num_new) * BYTES
@@ -232,4 +238,4 @@ def _needed_bytes(config: Any, num_text: int, number: int, num_new: int) -> int:
     return number * (kept + logits) + num_text * VALUES_OF_A_POSITION * config.hidden_size * BYTES
 
 
-TEXTS: Modality = Texts()
+TEXTS = Texts()

@@ -5,7 +5,6 @@ import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -42,7 +41,7 @@ class Ranking:
 OnRanked = Callable[[int, int], None]
 """Told how many candidates have been scored, and how many there are."""
 
-OpenRanking = Callable[[str], Awaitable[tuple[Conversation, Mapping[str, Any]]]]
+OpenRanking = Callable[[str], Awaitable[tuple[Conversation, Mapping[str, object]]]]
 """Opens a conversation with a peer's ranking service; returns also what that tells about itself."""
 
 

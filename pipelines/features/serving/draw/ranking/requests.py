@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,7 +32,7 @@ class RankRequest:
     codes: Tensor
     """(candidate, place) int64: whole pictures."""
 
-    def message(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    def message(self) -> tuple[dict[str, object], dict[str, Tensor]]:
         """Return what is sent: body and tensors."""
         return dict(do="rank", caption=self.caption), dict(codes=self.codes.int())
 

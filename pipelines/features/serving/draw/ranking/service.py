@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
 
 from torch import Tensor
 
@@ -26,7 +25,7 @@ class RankService:
         self.clip, self._parts, self._places, self._is_paused = clip, parts, places, is_paused
         self._thread = FairThread("ranking")
 
-    def about(self) -> Mapping[str, Any]:
+    def about(self) -> Mapping[str, object]:
         """See `Service`: with which CLIP it ranks."""
         return dict(clip=self.clip)
 

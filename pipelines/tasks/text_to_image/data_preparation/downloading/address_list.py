@@ -3,7 +3,6 @@
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -28,7 +27,7 @@ class ListedPicture:
     """Where the picture is; None if the row is damaged or names no place."""
     caption: str | None
     """As it is written in the list."""
-    columns: Mapping[str, Any]
+    columns: Mapping[str, object]
     """All that the row says, its labels among it."""
 
 
@@ -79,7 +78,7 @@ def _caption(fields: Fields, caption_column: str | None) -> str | None:
     return None if value is None else str(value)
 
 
-def _parquet_rows(file: Path) -> Iterator[dict[str, Any]]:
+def _parquet_rows(file: Path) -> Iterator[dict[str, object]]:
     try:
         with pq.ParquetFile(file) as parquet:
             if len(set(parquet.schema_arrow.names)) < len(parquet.schema_arrow.names):

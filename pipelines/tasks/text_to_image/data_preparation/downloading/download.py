@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from hub_tools.atomic_files import write_text_whole, written_whole
 from hub_tools.checks import check_counts
@@ -220,7 +219,7 @@ def _finished_part(output: Path, number: int) -> DownloadReport | None:
     return DownloadReport(num_rows=values["count"], num_downloaded=values["successes"], failures=failures)
 
 
-def _settings(files: Sequence[Path], options: DownloadOptions) -> dict[str, Any]:
+def _settings(files: Sequence[Path], options: DownloadOptions) -> dict[str, object]:
     return {
         "format": FORMAT,
         "part_size": options.part_size,

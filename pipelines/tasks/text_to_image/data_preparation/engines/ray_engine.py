@@ -6,7 +6,8 @@ import dataclasses
 import os
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pipelines.tasks.text_to_image.data_preparation.engines.spans import (
     InputSpan,
@@ -37,6 +38,12 @@ from pipelines.tasks.text_to_image.data_preparation.shard_writing import (
     remove_leftovers,
 )
 from pipelines.tasks.text_to_image.data_preparation.span_reader import SpanReader
+
+if TYPE_CHECKING:
+    from ray import ObjectRef
+    from ray.exceptions import RayTaskError
+
+T = TypeVar("T")
 
 MOST_ATTEMPTS = 3
 """Workers that may die of one task: Ray itself would replace them without end when memory is short."""
@@ -105,7 +112,9 @@ def _check_shared_places(preparation: Preparation, sources: range) -> None:
             raise PreparationError(f"{socket.gethostname()} does not see {path}. {cure}")
 
 
-def _count_sources(ray: Any, preparation: Preparation, known: dict[int, FinishedShard], shared: Any) -> dict[int, int]:
+def _count_sources(
+    ray: ModuleType, preparation: Preparation, known: dict[int, FinishedShard], shared: "ObjectRef"
+) -> dict[int, int]:
     output, sources = preparation.output, preparation.sources
     noted = {index: load_count(output, index) for index in uncounted_sources(known, len(sources))}
     counts = {index: count for index, count in noted.items() if count is not None}
@@ -120,11 +129,11 @@ def _count_sources(ray: Any, preparation: Preparation, known: dict[int, Finished
 
 
 def _make_spans(
-    ray: Any,
+    ray: ModuleType,
     preparation: Preparation,
     spans: list[InputSpan],
     kept: dict[int, FinishedShard],
-    shared: Any,
+    shared: "ObjectRef",
     resources: dict[str, int],
     on_progress: Callable[[PreparationProgress], None],
 ) -> dict[int, FinishedShard]:
@@ -146,14 +155,14 @@ def _make_spans(
 
 
 def _results(
-    ray: Any, start: Callable[[Any], Any], items: Iterable[Any], describe: Callable[[Any], str]
-) -> Iterator[tuple[Any, Any]]:
+    ray: ModuleType, start: "Callable[[T], ObjectRef]", items: Iterable[T], describe: Callable[[T], str]
+) -> Iterator[tuple[T, Any]]:
     """Each item with the result of its task, as they come.
 
     An error in a task ends it all, for others would have it too; of workers that die the others know nothing.
     """
     to_start = collections.deque((item, 1) for item in items)
-    waiting: dict[Any, tuple[Any, int]] = {}
+    waiting: dict[ObjectRef, tuple[T, int]] = {}
     lost: list[str] = []
     while to_start or waiting:
         while to_start and len(waiting) < MOST_WAITING:
@@ -178,7 +187,7 @@ def _results(
         )
 
 
-def _error_of_task(error: Any, task: str) -> Exception:
+def _error_of_task(error: "RayTaskError", task: str) -> Exception:
     """What went wrong on the worker, in one line if the user can do something about it; else with the traceback."""
     if isinstance(error.cause, ValueError | OSError):
         return PreparationError(f"{task}: {error.cause}")
@@ -186,7 +195,7 @@ def _error_of_task(error: Any, task: str) -> Exception:
 
 
 @contextlib.contextmanager
-def _cluster(address: str | None) -> Iterator[Any]:
+def _cluster(address: str | None) -> Iterator[ModuleType]:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     import ray
 

@@ -28,7 +28,7 @@ MEANINGS = {
 }
 NO_LABEL = frozenset(("", "none", "null", "nan", "n/a", "na", "unknown", "unlabelled", "unlabeled"))
 
-Fields = Sequence[tuple[str, Any]]
+Fields = Sequence[tuple[str, object]]
 """Names in lower case with their values; a name may occur twice, once in each spelling or file."""
 
 
@@ -48,7 +48,7 @@ class Labels:
     """Pixels before any resizing."""
 
 
-def parse_metadata(content: bytes | str) -> dict[str, Any] | None:
+def parse_metadata(content: bytes | str) -> dict[str, object] | None:
     """The JSON object in UTF-8, UTF-16 or UTF-32; None if it is damaged, too large, ambiguous, or no object."""
     parsed = parse_json(content) if len(content) <= LARGEST_METADATA_BYTES else None
     return parsed if isinstance(parsed, dict) else None
@@ -65,7 +65,7 @@ def parse_json(content: bytes | str) -> Any:
         return None
 
 
-def _unambiguous(pairs: list[tuple[str, object]]) -> dict[str, Any]:
+def _unambiguous(pairs: list[tuple[str, object]]) -> dict[str, object]:
     """The pairs as an object; ValueError if a name comes twice: the label that counts may be the one that is lost."""
     values = dict(pairs)
     if len(values) < len(pairs):
@@ -73,7 +73,7 @@ def _unambiguous(pairs: list[tuple[str, object]]) -> dict[str, Any]:
     return values
 
 
-def fields_of(*mappings: Mapping[Any, Any]) -> Fields:
+def fields_of(*mappings: Mapping[str, object]) -> Fields:
     """The fields of all mappings under names that do not depend on case, blanks and hyphens."""
     return [(fold_name(name), value) for mapping in mappings for name, value in mapping.items()]
 
@@ -83,7 +83,7 @@ def fold_name(name: object) -> str:
     return str(name).strip("\ufeff \t\r\n\"'").casefold().replace(" ", "_").replace("-", "_")
 
 
-def first_value(fields: Fields, names: Iterable[str]) -> Any:
+def first_value(fields: Fields, names: Iterable[str]) -> object:
     """The first value that is not None, by the order of the names."""
     return next((value for name in names for known, value in fields if known == name and value is not None), None)
 

@@ -3,7 +3,6 @@
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from pipelines.tasks.text_to_image.data_preparation.filtering import DropReason
 from pipelines.tasks.text_to_image.data_preparation.reading.captions import (
@@ -68,7 +67,7 @@ def assemble(
     source: str,
     parts: Sequence[SampleFile],
     reading: ReadingOptions,
-    rows: Sequence[Mapping[str, Any]] = (),
+    rows: Sequence[Mapping[str, object]] = (),
 ) -> Iterator[CaptionImage]:
     """One sample for each picture among the parts of one key, or one without picture; rows of tables add fields.
 
@@ -195,7 +194,7 @@ def _caption_of_bytes(content: bytes, reading: ReadingOptions) -> CaptionFound:
     return CaptionFound(caption=clean_caption(text, reading.caption_lines))
 
 
-def _read_metadata(parts: Sequence[SampleFile]) -> tuple[list[dict[str, Any]], Fault | None]:
+def _read_metadata(parts: Sequence[SampleFile]) -> tuple[list[dict[str, object]], Fault | None]:
     """All objects, and the first damage: what cannot be read may have said that the picture is unsafe."""
     objects, damage = [], None
     for part in parts:

@@ -9,7 +9,7 @@ import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from pipelines.tasks.text_to_image.data_preparation.reading.captions import LARGEST_TEXT
 from pipelines.tasks.text_to_image.data_preparation.reading.labels import (
@@ -44,7 +44,7 @@ class Row:
 
     number: int
     """Counted from 1, the header left out."""
-    values: dict[str, Any] | None
+    values: dict[str, object] | None
     """By column; None for a row that is damaged."""
     file: str | None = None
     """The picture it is about, relative to the table's folder, in NFC; None if it names none."""
@@ -106,13 +106,13 @@ def normalised(file_name: object) -> str:
     return posixpath.normpath(text)
 
 
-def _numbered(rows: Iterable[dict[str, Any] | None]) -> Iterator[Row]:
+def _numbered(rows: Iterable[dict[str, object] | None]) -> Iterator[Row]:
     for number, row in enumerate(rows, 1):
         found = first_value(fields_of(row), FILE_COLUMNS) if row else None
         yield Row(number=number, values=row, file=NUMBER_OF_CAPTION.sub("", normalised(found)) if found else None)
 
 
-def _rows_in(content: object) -> Iterable[Any]:
+def _rows_in(content: object) -> Iterable[object]:
     """What may be rows, of any type, in the JSON of programs."""
     if isinstance(content, list):
         return content
@@ -129,7 +129,7 @@ def _rows_in(content: object) -> Iterable[Any]:
     return ()
 
 
-def _coco_rows(images: list, annotations: list) -> Iterable[Any]:
+def _coco_rows(images: list, annotations: list) -> Iterable[object]:
     """A row for each caption, and for what is damaged; none for boxes and the like."""
     by_id = {str(image.get("id")): image for image in images if isinstance(image, dict)}
     for said in annotations:
@@ -139,7 +139,7 @@ def _coco_rows(images: list, annotations: list) -> Iterable[Any]:
             yield {**by_id.get(str(said.get("image_id")), {}), **said}
 
 
-def _karpathy_rows(images: list) -> Iterable[Any]:
+def _karpathy_rows(images: list) -> Iterable[object]:
     for image in images:
         folder, name = (image.get("filepath"), image.get("filename")) if isinstance(image, dict) else (None, None)
         sentences = image.get("sentences") if name else None
@@ -148,7 +148,7 @@ def _karpathy_rows(images: list) -> Iterable[Any]:
             yield {"file_name": f"{folder}/{name}" if folder else name, "caption": caption}
 
 
-def _with_file(name: str, said: object) -> dict[str, Any]:
+def _with_file(name: str, said: object) -> dict[str, object]:
     return {**said, "file_name": name} if isinstance(said, dict) else {"file_name": name, "caption": said}
 
 
@@ -157,13 +157,13 @@ def _encoding(file: IO[bytes]) -> str:
     return "utf-16" if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "utf-8-sig"
 
 
-def _json_rows(lines: IO[str]) -> Iterator[dict[str, Any] | None]:
+def _json_rows(lines: IO[str]) -> Iterator[dict[str, object] | None]:
     while line := lines.readline(LARGEST_METADATA_BYTES):
         if line.strip():
             yield parse_metadata(line)
 
 
-def _csv_rows(lines: IO[str], named_by: Sequence[str]) -> Iterator[dict[str, Any] | None]:
+def _csv_rows(lines: IO[str], named_by: Sequence[str]) -> Iterator[dict[str, object] | None]:
     header = lines.readline(LARGEST_METADATA_BYTES)
     # Captions have commas, and hardly tabs. Spreadsheets of countries that write 1,5 separate columns by semicolons.
     delimiter = "\t" if "\t" in header else max(",;|", key=header.count)

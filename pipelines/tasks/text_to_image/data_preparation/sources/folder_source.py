@@ -8,7 +8,6 @@ import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from hub_tools.foreign.linked_folders import walk_once
 from pipelines.tasks.text_to_image.data_preparation.filtering import DropReason
@@ -49,7 +48,7 @@ MOST_ROWS = 5_000_000
 ROWS_LOOKED_AT = 1000
 """First rows of a table, which tell where the pictures are that it names."""
 
-Rows = dict[str, list[dict[str, Any]]]
+Rows = dict[str, list[dict[str, object]]]
 
 
 class FolderSource:

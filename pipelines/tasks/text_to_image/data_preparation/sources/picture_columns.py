@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import PurePosixPath
-from typing import Any
 
 from pipelines.tasks.text_to_image.data_preparation.filtering import DropReason
 from pipelines.tasks.text_to_image.data_preparation.reading.labels import (
@@ -58,7 +57,7 @@ def is_wanted(column: str, reading: ReadingOptions) -> bool:
 
 
 def sample_of_row(
-    row: Mapping[str, Any], number: int, source: str, image_column: str, reading: ReadingOptions
+    row: Mapping[str, object], number: int, source: str, image_column: str, reading: ReadingOptions
 ) -> CaptionImage:
     """The sample in a row; its picture is bytes, or bytes and path as `datasets` stores them."""
     fields = fields_of({name: value for name, value in row.items() if name != image_column})
@@ -81,7 +80,7 @@ def sample_of_row(
     return with_fault(sample, (DropReason.DAMAGED_METADATA, "no JSON object") if is_damaged else None)
 
 
-def _metadata(value: object) -> tuple[Mapping[str, Any], bool]:
+def _metadata(value: object) -> tuple[Mapping[str, object], bool]:
     """The object in img2dataset's column `json`, and whether it is damaged."""
     if value is None or isinstance(value, Mapping):
         return value or {}, False

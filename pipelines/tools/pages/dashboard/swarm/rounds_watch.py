@@ -3,7 +3,6 @@
 import hashlib
 import time
 from collections.abc import Iterator
-from typing import Any
 
 from pipelines.core.run.training_run import TrainingRun
 from pipelines.features.hub_rounds.files import RoundFiles
@@ -45,7 +44,7 @@ class RoundsWatch:
         self._num_auxiliaries = 0
         self._lists: dict[int, tuple[RoundList, float]] = {}
 
-    def look(self) -> dict[str, Any]:
+    def look(self) -> dict[str, object]:
         """Return one snapshot as JSON values; see `swarm_snapshot.SwarmSnapshot.from_values`.
 
         Raises:
@@ -68,14 +67,14 @@ class RoundsWatch:
             verdict=None,
         )
 
-    def _peers(self) -> Iterator[tuple[str, dict[str, Any]]]:
+    def _peers(self) -> Iterator[tuple[str, dict[str, object]]]:
         for _, (closed, closed_at) in sorted(self._lists.items()):
             if time.time() >= closed_at + self._run.sign_of_life_seconds:
                 continue
             for member in closed.members:
                 yield member.pointer.user, self._peer(member.pointer, closed_at)
 
-    def _peer(self, pointer: Pointer, closed_at: float) -> dict[str, Any]:
+    def _peer(self, pointer: Pointer, closed_at: float) -> dict[str, object]:
         figures = figures_of(pointer)
         introduction = dict(username=pointer.user, device=pointer.device, package_version=pointer.package_version)
         return dict(

@@ -77,7 +77,7 @@ def watch_rounds(repository: str, run: "TrainingRun") -> None:
         time.sleep(max(SHORTEST_PAUSE_SECONDS, min(LONGEST_PAUSE_SECONDS, run.window_seconds / 4)))
 
 
-def look_once(records: "SwarmRecords") -> dict[str, Any]:
+def look_once(records: "SwarmRecords") -> dict[str, object]:
     """Return one snapshot as JSON values; see `swarm_snapshot.SwarmSnapshot.from_values`."""
     from pipelines.core.state.votes import count_votes
     from pipelines.core.swarm.records import AUXILIARIES, INTRODUCTIONS, METRICS, STATES
@@ -102,7 +102,7 @@ def _accused(records: "SwarmRecords") -> "list[Accused]":
     return accused_servers(records.read(COMPLAINTS), names_users=records.admissions.counts_users)
 
 
-def _peer(key: bytes, report: "ProgressReport", metrics: Any, introduction: Any) -> dict[str, Any]:
+def _peer(key: bytes, report: "ProgressReport", metrics: Any, introduction: Any) -> dict[str, object]:
     from pipelines.core.swarm.node import readable_peer_id
 
     progress = report.progress

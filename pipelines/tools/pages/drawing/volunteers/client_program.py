@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 ALIVE_SECONDS = 2.0
 SECONDS_BETWEEN_NEWS = 0.2
 
-Say = Callable[[Mapping[str, Any]], None]
+Say = Callable[[Mapping[str, object]], None]
 
 
 class DrawingJob:

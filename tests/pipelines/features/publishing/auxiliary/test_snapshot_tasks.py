@@ -12,6 +12,7 @@ from swarm_of_processes import tiny_run
 
 from pipelines.core.run.task import mean_loss, num_samples
 from pipelines.features.publishing.auxiliary.snapshot_tasks import SnapshotTask, SnapshotWorker, is_due
+from pipelines.features.publishing.metrics.epoch_summary import EpochSummary
 from pipelines.features.publishing.metrics.evaluation.checkpoint_figures import CheckpointFigure
 from pipelines.features.publishing.metrics.sample_gallery import (
     SampleGallery,
@@ -207,10 +208,11 @@ def test_a_tracker_gets_the_settings_every_epoch_once_and_the_evaluations(tmp_pa
         ("num_peers", "samples_per_second", "share_averaged", "epoch_seconds", "round_seconds", "bytes_sent",
          "num_refused_gradients"), 1
     )  # fmt: skip
+    summary = EpochSummary(**figures, epoch=1, loss=5.0, num_rounds=1, time=1.0)
     try:
         with Trackers(["notebook"], run, tmp_path) as trackers:
             for epoch in (1, 1, 2):
-                trackers.log_epoch(dict(figures, epoch=epoch, loss=5.0 / epoch))
+                trackers.log_epoch(summary | dict(epoch=epoch, loss=5.0 / epoch))
             trackers.log_evaluation(1, 6.0)
             trackers.log_figures([figure])
             for has_ended in (False, True):

@@ -22,7 +22,8 @@ from pipelines.features.publishing.metrics.history import (
 def summary(epoch, **changes):
     values = dict(
         epoch=epoch, loss=5.0 / epoch, num_peers=epoch % 7, samples_per_second=9.5, share_averaged=1.0,
-        bytes_sent=10 * epoch, num_rounds=epoch, round_seconds=0.25, time=60.0 * epoch, suspects={"Qm1": 2},
+        bytes_sent=10 * epoch, num_rounds=epoch, round_seconds=0.25, time=60.0 * epoch, num_refused_gradients=0,
+        suspects={"Qm1": 2},
     )  # fmt: skip
     return EpochSummary(**(values | changes))
 

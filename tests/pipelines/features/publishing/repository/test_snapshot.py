@@ -180,7 +180,7 @@ def test_a_run_state_that_is_none_is_named(here, tmp_path):
     for text in ('{"epoch": "9"}', "[3]", '{"epoch": -1}', "{}", '{"epoch": true}'):
         here.upload_file(repo_id="org/strange-state", path_in_repo="run_state.json", path_or_fileobj=text.encode())
         with pytest.raises(ValueError, match=r"run_state\.json of org/strange-state has the epoch .*; expected"):
-            RunSnapshot.read("org/strange-state").run_state  # noqa: B018
+            RunSnapshot.read("org/strange-state").epoch  # noqa: B018
 
 
 def test_the_calculator_says_how_to_join_a_run_until_it_is_over(here, tmp_path, monkeypatch):

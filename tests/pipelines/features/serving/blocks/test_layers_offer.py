@@ -69,7 +69,7 @@ def test_a_rate_is_measured_and_all_memory_is_given_back(tmp_path):
 def test_a_server_moves_where_nobody_serves_and_keeps_its_layers_while_others_cannot_be_read(tmp_path):
     torch.set_num_threads(1)
     tiny_dalle(tmp_path)
-    snapshot = SimpleNamespace(repository=str(tmp_path), commit=None, run_state=dict(epoch=3))
+    snapshot = SimpleNamespace(repository=str(tmp_path), commit=None, epoch=3)
     offer = LayersOffer(snapshot, ServingOptions(blocks="auto", weights_gibibytes=1e-9), "cpu")
     servers = {}
     place = SimpleNamespace(
