@@ -22,7 +22,7 @@ from hub_tools.processes.process_group import guard_process_group
 from pipelines.core.averaging.reducing_end import ReducingEnd
 from pipelines.core.averaging.runner import TrustedAllReduceRunner
 from pipelines.core.averaging.wire.codec import averaging_compression
-from pipelines.core.averaging.wire.parallel_streams import PART_BYTES
+from pipelines.core.averaging.wire.streams import PART_BYTES
 from pipelines.core.epoch.assembly import LISTENER
 from pipelines.core.epoch.gradient_averager import SwarmGradientAverager
 from pipelines.core.epoch.hivemind_options import averager_options

@@ -15,7 +15,7 @@ from pipelines.core.admission.averaging_gate import AveragingGate
 from pipelines.core.admission.client import PeerAdmission
 from pipelines.core.admission.protocol_names import NamedServicer
 from pipelines.core.averaging.checks import Checks
-from pipelines.core.averaging.wire.signed_answers import RoundAnswers, read_answers_request
+from pipelines.core.averaging.wire.signed_parts import RoundAnswers, read_answers_request
 from pipelines.core.averaging.wire.streams import until_reader_closes
 from pipelines.core.child_watch import end_with_parent
 from pipelines.core.swarm.forks import forget_ended_calls, set_aside_what_exists

@@ -39,14 +39,13 @@ from pipelines.core.averaging.group.kept_tasks import kept_from_garbage
 from pipelines.core.averaging.group.matchmaking import SPREAD_SHARE, GroupSearch, until_cancelled
 from pipelines.core.averaging.group.time_limits import AttemptTimes, attempt_times
 from pipelines.core.averaging.patience import Patience
-from pipelines.core.averaging.reduce.finite_values import is_finite
 from pipelines.core.averaging.reduce.robust_aggregation import AggregationRule
 from pipelines.core.averaging.reduce.suspects import Misbehaviour
 from pipelines.core.averaging.reducing_end import RoundMemory
 from pipelines.core.averaging.runner import TrustedAllReduceRunner
 from pipelines.core.averaging.wire.codec import bytes_on_the_wire
-from pipelines.core.averaging.wire.parallel_streams import PART_BYTES
-from pipelines.core.averaging.wire.streams import until_reader_closes
+from pipelines.core.averaging.wire.streams import PART_BYTES, until_reader_closes
+from pipelines.core.equal_arithmetic import is_finite
 from pipelines.core.swarm.forks import left_out_of_forks
 from pipelines.core.swarm.upload_limit import UploadLimit, pass_bytes
 

@@ -15,8 +15,7 @@ from hivemind.proto import averaging_pb2
 from pipelines.core.averaging.group.blocklist import Blocklist
 from pipelines.core.averaging.reduce.robust_aggregation import AggregationRule
 from pipelines.core.averaging.reduce.suspects import Misbehaviour
-from pipelines.core.averaging.wire.signed_answers import RoundAnswers
-from pipelines.core.averaging.wire.signed_inputs import RoundInputs
+from pipelines.core.averaging.wire.signed_parts import RoundAnswers, RoundInputs
 from pipelines.core.swarm.upload_limit import UploadLimit
 
 FIRST_DISTRUST_SECONDS, LONGEST_DISTRUST_SECONDS = 5.0, 3600.0

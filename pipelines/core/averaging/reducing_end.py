@@ -20,8 +20,7 @@ from pipelines.core.averaging.reduce.suspects import Misbehaviour, PartRefusedEr
 from pipelines.core.averaging.round_state import RoundState
 from pipelines.core.averaging.sending_end import SendingEnd
 from pipelines.core.averaging.wire.codec import read_part
-from pipelines.core.averaging.wire.signed_answers import answer_statement, seal
-from pipelines.core.averaging.wire.signed_inputs import RoundInputs, part_statement
+from pipelines.core.averaging.wire.signed_parts import RoundInputs, answer_statement, part_statement, seal
 
 LATE_SHARE = 0.5
 """Share of an aborted round's time. A peer that kept others waiting for longer was the cause."""

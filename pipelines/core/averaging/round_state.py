@@ -15,7 +15,7 @@ from hivemind.proto import averaging_pb2
 from pipelines.core.averaging.checks import PartForm, RoundTerms
 from pipelines.core.averaging.reduce.robust_aggregation import AggregationRule
 from pipelines.core.averaging.reduce.suspects import Misbehaviour
-from pipelines.core.averaging.wire.parallel_streams import ParallelStreams
+from pipelines.core.averaging.wire.streams import ParallelStreams
 from pipelines.core.swarm.upload_limit import BYTES_PER_MEGABIT
 
 

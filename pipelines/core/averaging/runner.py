@@ -30,14 +30,13 @@ from pipelines.core.averaging.reducing_end import Answer, ReducingEnd, RoundMemo
 from pipelines.core.averaging.round_state import RoundState, Signatures
 from pipelines.core.averaging.sending_end import SendingEnd, pass_at_once, stream_hello, stream_number_of
 from pipelines.core.averaging.wire.codec import read_part
-from pipelines.core.averaging.wire.parallel_streams import ParallelStreams, in_turn
-from pipelines.core.averaging.wire.signed_answers import (
+from pipelines.core.averaging.wire.signed_parts import (
     RoundAnswers,
     answer_statement,
     answers_request,
     read_seal,
 )
-from pipelines.core.averaging.wire.streams import first_messages, held_back, open_greeted
+from pipelines.core.averaging.wire.streams import ParallelStreams, first_messages, held_back, in_turn, open_greeted
 from pipelines.core.equal_arithmetic import norm
 
 logger = logging.getLogger(__name__)

@@ -11,8 +11,8 @@ from hivemind.proto import averaging_pb2
 from hivemind.utils.asyncio import amap_in_executor, as_aiter
 
 from pipelines.core.averaging.round_state import RoundState
-from pipelines.core.averaging.wire.proportional_order import ProportionalOrder
-from pipelines.core.averaging.wire.signed_inputs import part_statement
+from pipelines.core.averaging.wire.signed_parts import part_statement
+from pipelines.core.averaging.wire.streams import ProportionalOrder
 
 
 async def pass_at_once(number: int) -> None:

@@ -24,13 +24,13 @@ from hivemind.utils.asyncio import as_aiter
 from pipelines.core.averaging.checks import CheckedRound, Checks, Messages, RoundTerms
 from pipelines.core.averaging.group.blocklist import MOST_REMEMBERED, Blocklist
 from pipelines.core.averaging.reduce.suspects import Misbehaviour
-from pipelines.core.averaging.wire.signed_answers import (
+from pipelines.core.averaging.wire.signed_parts import (
     RoundAnswers,
+    RoundInputs,
     answers_request,
     read_answers_request,
     read_seal,
 )
-from pipelines.core.averaging.wire.signed_inputs import RoundInputs
 from pipelines.core.averaging.wire.streams import open_greeted
 from pipelines.core.swarm.upload_limit import UploadLimit, pass_bytes
 from pipelines.features.audits.evidence import Evidence, Verdict, read_header, verdict

@@ -28,8 +28,7 @@ from pipelines.core.averaging.reduce.robust_aggregation import (
 )
 from pipelines.core.averaging.reduce.suspects import Misbehaviour, PartRefusedError
 from pipelines.core.averaging.wire.codec import read_buffer
-from pipelines.core.averaging.wire.signed_answers import WeighedInput, answer_statement, read_seal, seal
-from pipelines.core.averaging.wire.signed_inputs import part_statement
+from pipelines.core.averaging.wire.signed_parts import WeighedInput, answer_statement, part_statement, read_seal, seal
 from pipelines.core.equal_arithmetic import norm
 
 SOUND_SHARES, FALSE_SHARES = (0.1, 1e-4), (0.3, 1e-3)

@@ -17,8 +17,8 @@ from pipelines.core.averaging.reduce.suspects import Misbehaviour
 from pipelines.core.averaging.reducing_end import RoundMemory
 from pipelines.core.averaging.runner import TrustedAllReduceRunner
 from pipelines.core.averaging.sending_end import stream_hello
-from pipelines.core.averaging.wire import parallel_streams
-from pipelines.core.averaging.wire.parallel_streams import (
+from pipelines.core.averaging.wire import streams
+from pipelines.core.averaging.wire.streams import (
     MAX_STREAMS,
     MIN_VALUES_PER_STREAM,
     ParallelStreams,
@@ -125,7 +125,7 @@ def test_all_streams_are_closed_when_nobody_reads_on():
 @pytest.fixture
 def make_runner(monkeypatch):
     """A reducer of 32 parts for one sender, four streams; it dials nobody, so all it needs of the network is a name."""
-    monkeypatch.setattr(parallel_streams, "MIN_VALUES_PER_STREAM", 1)
+    monkeypatch.setattr(streams, "MIN_VALUES_PER_STREAM", 1)
     return lambda signatures=UNSIGNED: TrustedAllReduceRunner(
         p2p=SimpleNamespace(peer_id=REDUCER), servicer_type=TrustedAllReduceRunner, prefix="test", group_id=GROUP,
         tensors=[torch.ones(1024) for _ in range(64)], ordered_peer_ids=[REDUCER, SENDER], peer_fractions=(0.5, 0.5),

@@ -13,8 +13,7 @@ from hivemind.proto import averaging_pb2
 from signed_rounds import GROUP, MEMBERS, NAMES, PART, made, terms_with
 
 from pipelines.core.averaging.reduce.suspects import Misbehaviour
-from pipelines.core.averaging.wire.signed_answers import RoundAnswers, answers_request, read_seal
-from pipelines.core.averaging.wire.signed_inputs import RoundInputs
+from pipelines.core.averaging.wire.signed_parts import RoundAnswers, RoundInputs, answers_request, read_seal
 from pipelines.features.audits import checks as module
 from pipelines.features.audits.checks import MOST_UNPROVEN, ROUNDS_KEPT, RoundChecks
 from pipelines.features.audits.evidence import Verdict
