@@ -43,11 +43,10 @@ class WrittenDownAverager(SwarmGradientAverager):
 
     settings: dict
 
-    async def _run_allreduce_inplace_(self, *args: Any, **kwargs: Any) -> None:
-        group, shares = args[1], kwargs["peer_fractions"]
+    async def _make_attempt(self, tensors: Any, group: Any, shares: Any, **options: Any) -> None:
         by_peer = {peer.to_base58(): share for peer, share in zip(group.peer_ids, shares, strict=True)}
         write_event(self.settings, event="shares", shares=by_peer, group=group.group_id.hex())
-        await super()._run_allreduce_inplace_(*args, **kwargs)
+        await super()._make_attempt(tensors, group, shares, **options)
 
 
 class DyingEnd(ReducingEnd):

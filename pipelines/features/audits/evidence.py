@@ -20,13 +20,13 @@ from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2, runtime_pb2
 from hivemind.utils import MSGPackSerializer
 
-from pipelines.core.averaging.checks import PartForm, RoundTerms
 from pipelines.core.averaging.reduce.robust_aggregation import (
     FAR_OFF,
     aggregate,
     are_possible_weights,
 )
 from pipelines.core.averaging.reduce.suspects import Misbehaviour, PartRefusedError
+from pipelines.core.averaging.round_state import PartForm, RoundTerms
 from pipelines.core.averaging.wire.codec import read_buffer
 from pipelines.core.averaging.wire.signed_parts import WeighedInput, answer_statement, part_statement, read_seal, seal
 from pipelines.core.equal_arithmetic import norm

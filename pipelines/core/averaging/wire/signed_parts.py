@@ -10,7 +10,7 @@ others with other parameters.
 import asyncio
 import hashlib
 import math
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -119,7 +119,7 @@ class RoundInputs:
     They are as large as the vector on the wire: each of the senders sends this peer's share of it.
     """
 
-    def __init__(self, members: Sequence[PeerID]) -> None:
+    def __init__(self, members: Iterable[PeerID]) -> None:
         self._members = frozenset(members)
         self._waiting: dict[int, dict[PeerID, tuple[averaging_pb2.AveragingData, bytes]]] = {}
         self._used: dict[int, tuple[averaging_pb2.AveragingData, ...]] = {}
@@ -150,7 +150,7 @@ class RoundInputs:
 class RoundAnswers:
     """The answers of one round that this peer has, as messages with their signatures."""
 
-    def __init__(self, members: Sequence[PeerID]) -> None:
+    def __init__(self, members: Iterable[PeerID]) -> None:
         self._held: dict[PeerID, dict[int, averaging_pb2.AveragingData]] = {member: {} for member in members}
         self._ended: set[PeerID] = set()
         self._changed = asyncio.Event()
