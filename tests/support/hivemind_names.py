@@ -17,11 +17,8 @@ MISSED = "core/epoch/missed_rounds.py"
 NAMES = "core/admission/protocol_names.py"
 NODE = "core/admission/dht_gate.py"
 RECORD_LIMITS = "core/swarm/record_limits.py"
-REDUCER = "core/averaging/reduce/reducer.py"
 ROUND_STATE = "core/averaging/round_state.py"
-RUNNER = "core/averaging/runner.py"
 SEARCH = "core/averaging/group/matchmaking.py"
-SENDING_END = "core/averaging/sending_end.py"
 TRACKER = "core/epoch/progress_tracking.py"
 
 
@@ -135,10 +132,6 @@ CONTRACT = (
         (SEARCH,), "set: as Matchmaking.min_matchmaking_time"),
     Row("averaging.partition.TensorPartContainer._input_parts_by_peer", "= [deque() for _ in range(self.group_size)]",
         (ROUND_STATE,), "read: parts go over several streams, and are compressed again"),
-    Row("averaging.partition.TensorPartReducer.accumulator", "= None",
-        (REDUCER,), "cleared: the running sum, which one bad part would spoil, is not used"),
-    Row("averaging.partition.TensorPartReducer.current_part_accumulated_from", "= 0",
-        (REDUCER,), "counted: as hivemind's method would, which is replaced"),
     Row("optim.grad_averager.GradientAverager._grad_accumulators", "@torch.no_grad() (self) -> Iterator[torch.Tensor]",
         (GRADIENTS,), "read: the pseudo-gradient is written there, momentum kept there"),
     Row("optim.grad_averager.GradientAverager._anchor_batch_size", "= None",

@@ -56,11 +56,9 @@ class ReducingEnd:
         self._infos = tuple(info for _, info in state.parts[state.peer_id])
         self.reducer = RobustPartReducer(
             tuple(part.shape for part in self._parts),
-            len(self._senders),
+            self._senders,
             rule=state.terms.rule,
-            recorded_weights={
-                index: recorded_weights[peer] for index, peer in enumerate(self._senders) if peer in recorded_weights
-            },
+            recorded_weights={peer: recorded_weights[peer] for peer in self._senders if peer in recorded_weights},
         )
         self._streams = state.streams[state.peer_id]
         self._averages: dict[int, asyncio.Future[averaging_pb2.AveragingData]] = {}
@@ -107,7 +105,7 @@ class ReducingEnd:
             self.lost_senders.add(sender)
             self._round.name(sender, Misbehaviour.SILENT)
         self.banned_senders.add(sender)
-        self.reducer.on_sender_failed(self._senders.index(sender))
+        self.reducer.drop(sender)
         self._note_begun(sender)  # nobody waits for the streams that it has not opened yet
 
     def _note_begun(self, sender: PeerID) -> None:
@@ -117,10 +115,10 @@ class ReducingEnd:
 
     def end_round(self) -> None:
         """Name who stood out, and remember what later rounds are judged by."""
-        for index in self.reducer.far_off_senders:
-            self._round.name(self._senders[index], Misbehaviour.FAR_OFF)
-        for index in self.reducer.excess_weight_senders:
-            self._round.name(self._senders[index], Misbehaviour.EXCESS_WEIGHT)
+        for sender in self.reducer.far_off_senders:
+            self._round.name(sender, Misbehaviour.FAR_OFF)
+        for sender in self.reducer.excess_weight_senders:
+            self._round.name(sender, Misbehaviour.EXCESS_WEIGHT)
         self._memory.earlier_digests = {peer: frozenset(digests) for peer, digests in self._digests.items()}
         self._memory.typical_value = self.reducer.typical_value or self._memory.typical_value
 
@@ -131,9 +129,9 @@ class ReducingEnd:
         Who only began late does not count, and once everything is averaged nobody does: then this peer waits for
         answers of others, who may wait for somebody else.
         """
-        senders, shares = self._senders, self.reducer.shares_waited
-        late = {senders[index] for index in self.reducer.awaited if shares[index] >= LATE_SHARE}
-        return late if len(late) < len(senders) else set()
+        shares = self.reducer.shares_waited
+        late = {sender for sender in self.reducer.awaited if shares[sender] >= LATE_SHARE}
+        return late if len(late) < len(self._senders) else set()
 
     @property
     def share_reduced(self) -> float:
@@ -149,8 +147,7 @@ class ReducingEnd:
         self, stream: AsyncIterator[averaging_pb2.AveragingData], sender: PeerID, number: int
     ) -> AsyncGenerator[averaging_pb2.AveragingData]:
         """Aggregate the parts of a sender's stream and answer in the run's own codec."""
-        sender_index, num_answered = self._senders.index(sender), 0
-        part_indices = self._streams.part_indices(number)
+        num_answered, part_indices = 0, self._streams.part_indices(number)
         try:
             async for received in amap_in_executor(
                 partial(self._check_input, sender, part_indices),
@@ -158,7 +155,7 @@ class ReducingEnd:
                 max_prefetch=PREFETCH,
             ):
                 part_index = part_indices[num_answered]
-                average = await self.reducer.accumulate_part(sender_index, part_index, received.part, received.weight)
+                average = await self.reducer.accumulate_part(sender, part_index, received.part, received.weight)
                 answer = await self._answer(average, part_index)
                 self._round.count_bytes(len(answer.tensor_part.buffer))
                 num_answered += 1
@@ -174,7 +171,7 @@ class ReducingEnd:
 
     async def own_answers(self, sending: SendingEnd) -> AsyncGenerator[NumberedAnswer, None]:
         """Aggregate this peer's own parts with the others', and yield the answers."""
-        sender_index = self._senders.index(self._round.peer_id)
+        state = self._round
         parts = amap_in_executor(
             partial(self._own_input, sending),
             as_aiter(*enumerate(self._parts)),
@@ -182,7 +179,7 @@ class ReducingEnd:
         )
         async with aclosing(parts):
             async for part_index, part in parts:
-                average = await self.reducer.accumulate_part(sender_index, part_index, part, self._round.weight)
+                average = await self.reducer.accumulate_part(state.peer_id, part_index, part, state.weight)
                 yield part_index, await self._readable(part_index, await self._answer(average, part_index))
 
     async def answers_to_others(self) -> AsyncGenerator[NumberedAnswer, None]:
@@ -248,8 +245,8 @@ class ReducingEnd:
         return await asyncio.shield(self._averages[part_index])
 
     def _signed(self, average: torch.Tensor, part_index: int) -> averaging_pb2.AveragingData:
-        state, weights = self._round, self.reducer.weights_used[part_index]
-        contributions = state.inputs.use(part_index, {self._senders[i]: weight for i, weight in weights.items()})
+        state = self._round
+        contributions = state.inputs.use(part_index, self.reducer.weights_used[part_index])
         part = state.terms.compression.compress(average, self._infos[part_index], allow_inplace=False)
         statement = answer_statement(state.group_id, state.peer_id, part_index, part.buffer, contributions)
         sealed = seal(state.signatures.sign(statement), contributions)

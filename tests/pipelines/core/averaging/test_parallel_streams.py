@@ -242,13 +242,12 @@ def test_nobody_is_late_once_a_reducer_waits_for_no_part(make_runner):
     async def run():
         runner = make_runner()
         reducer = runner._reducing.reducer
-        slow, own = runner.sender_peer_ids.index(SENDER), runner.sender_peer_ids.index(REDUCER)
         late = []
         for part in range(len(reducer.part_shapes)):
-            waiting = asyncio.create_task(reducer.accumulate_part(own, part, torch.ones(1024)))
+            waiting = asyncio.create_task(reducer.accumulate_part(REDUCER, part, torch.ones(1024)))
             await asyncio.sleep(0.01)
             late.append(runner.late_senders)
-            await asyncio.gather(waiting, reducer.accumulate_part(slow, part, torch.ones(1024)))
+            await asyncio.gather(waiting, reducer.accumulate_part(SENDER, part, torch.ones(1024)))
         return late, reducer.finished.is_set(), runner.late_senders
 
     late, is_finished, late_at_last = asyncio.run(run())

@@ -6,7 +6,7 @@ import pytest
 import torch
 from swarm_of_processes import tiny_run
 
-from pipelines.core.epoch.inner_steps import InnerSteps
+from pipelines.core.epoch.local_steps import InnerSteps
 from pipelines.core.optimizers.choice import OPTIMIZERS, optimizer_parts, parameter_groups
 from pipelines.core.optimizers.nesterov import Nesterov
 from pipelines.core.optimizers.schedule import learning_rate
