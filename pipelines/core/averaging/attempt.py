@@ -74,8 +74,8 @@ class Attempt:
             await asyncio.sleep(self.seconds / 2)
             await self._search.watch(self._members(AveragingMode.NODE), ask)
 
-    def meet_again(self, silent_seconds: float) -> None:
-        """Have the members look for each other again, without those who have spoilt this attempt.
+    def meet_again(self, silent_seconds: float) -> float:
+        """Have the members look for each other again, without those who have spoilt it; return for how many seconds.
 
         `silent_seconds`: after how many silent seconds a sender was given up; 0: never.
         """
@@ -88,6 +88,7 @@ class Attempt:
         # Neither clients nor those who only listen lead the group of another attempt.
         followers = self._members(AveragingMode.CLIENT, AveragingMode.AUX)
         self._search.meet_again(tuple(self._modes), followers, self._members(AveragingMode.AUX), late, apart)
+        return self._search.seconds_to_meet
 
     def _members(self, *modes: AveragingMode) -> set[PeerID]:
         return {peer for peer, mode in self._modes.items() if mode in modes}

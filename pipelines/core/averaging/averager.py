@@ -350,33 +350,26 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
         search, checks = self._search, self._checks
         assert search is not None and checks is not None, "a round begins in `_step` alone"
         seconds, is_last = self._attempt_seconds(), self._num_attempts_left == 0
-        new = self._new_round(group, modes, tensors=tensors, peer_fractions=shares, **options)
-        attempt = Attempt(new, modes, search, seconds=seconds, is_last=is_last)
-        self._running_groups[group.group_id].set_result(new)
+        round_ = self._new_round(group, modes, tensors=tensors, peer_fractions=shares, **options)
+        attempt = Attempt(round_, modes, search, seconds=seconds, is_last=is_last)
+        self._running_groups[group.group_id].set_result(round_)
         search.begin()
         until = self._patience.times.highest if is_last or seconds is None else seconds + search.seconds_to_meet
         self._figures.attempt_until.value = time.monotonic() + until
         try:
             await attempt.make(tensors, self.greet)
         finally:
-            self._figures.attempt_until.value = 0.0
             checks.keep_for_a_while(group.group_id)
-            if attempt.has_timed_out:
-                self._patience.note_late(new, self._division, group.peer_ids, self._vector_bytes)
-            if not attempt.is_over:
-                attempt.meet_again(options.get("sender_timeout") or 0.0)
-                if not is_last:
-                    self._keep_step_open(search.seconds_to_meet)
-            self._record(attempt)
+            self._end_attempt(attempt, group, options.get("sender_timeout") or 0.0)
         checks.begin(group.group_id)
-        if new.share_averaged == 1.0:
-            self._patience.note_success(new, self._division)
+        if round_.share_averaged == 1.0:
+            self._patience.note_success(round_, self._division)
         is_first = self._num_attempts_left == MAX_ATTEMPTS - 1
-        is_whole = is_first and not (attempt.is_half or new.lost_senders)
+        is_whole = is_first and not (attempt.is_half or round_.lost_senders)
         self._patience.times.note_success(attempt.duration, is_whole=is_whole)
         if attempt.is_half:
             # Peers that aborted this round earlier are looking for a group again, and so does this peer now.
-            raise AllreduceException(f"only {100 * new.share_averaged:.0f} % of the vector was averaged")
+            raise AllreduceException(f"only {100 * round_.share_averaged:.0f} % of the vector was averaged")
 
     def _new_round(self, group: GroupInfo, modes: Mapping[PeerID, AveragingMode], **options: Any) -> Round:
         """Return a round of a group that begins, and keep what its members may ask for."""
@@ -391,13 +384,21 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
             state, recorded_weights=self._recorded_weights, memory=self._memory, pass_bytes=self._pass_bytes
         )
 
-    def _record(self, attempt: Attempt) -> None:
-        new, share = attempt.round, attempt.round.share_averaged if attempt.is_over or attempt.is_half else 0.0
-        if attempt.is_over:
-            new.end_round()
-            absent = new.lost_senders | new.banned_senders
-            self._figures.write_senders(peer.to_base58() for peer in new.sender_peer_ids if peer not in absent)
-        self._figures.record(new, attempt.duration, share, self._min_share_averaged)
+    def _end_attempt(self, attempt: Attempt, group: GroupInfo, silent_seconds: float) -> None:
+        """Have the members meet again unless the attempt is over, and record it; see `Attempt.meet_again`."""
+        round_, share = attempt.round, attempt.round.share_averaged if attempt.is_over or attempt.is_half else 0.0
+        self._figures.attempt_until.value = 0.0
+        if attempt.has_timed_out:
+            self._patience.note_late(round_, self._division, group.peer_ids, self._vector_bytes)
+        if not attempt.is_over:
+            seconds = attempt.meet_again(silent_seconds)
+            if not attempt.is_last:
+                self._keep_step_open(seconds)
+        else:
+            round_.end_round()
+            absent = round_.lost_senders | round_.banned_senders
+            self._figures.write_senders(peer.to_base58() for peer in round_.sender_peer_ids if peer not in absent)
+        self._figures.record(round_, attempt.duration, share, self._min_share_averaged)
 
     def _keep_step_open(self, seconds: float) -> None:
         """Give the group this long to meet for another attempt: the last one may have taken all of the round's time."""

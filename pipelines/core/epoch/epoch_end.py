@@ -76,11 +76,6 @@ class EpochContext:
         """The epoch whose gradients are gathered here."""
         return self.state.local_epoch
 
-    @property
-    def global_epoch(self) -> int:
-        """The swarm's epoch, as confirmed by other peers."""
-        return self.tracker.global_epoch
-
 
 def end_epoch(parts: EpochContext) -> None:
     """Average gradients with the others and step: the swarm has enough samples.
