@@ -20,7 +20,10 @@ FOLDERS = (ROOT, ROOT / "pipelines", ROOT / "pipelines" / "core")
 """To which the documents' paths are relative, whichever fits."""
 
 REFERENCE = re.compile(r"`(\w+(?:/\w+)+\.py)(?::(\w+(?:\.\w+)*))?`")
-"""A file, and perhaps a name in it: `core/averaging/runner.py:TrustedAllReduceRunner._check_input`."""
+"""A file, and perhaps a name in it: `core/averaging/reducing_end.py:ReducingEnd._check_input`."""
+
+MOST_FILES_OF_A_GRADIENT = 20
+"""Of the core, from a micro-batch to the step along the average."""
 
 CALLS_OF_HIVEMIND = {"rpc_ping", "rpc_store", "rpc_find"}
 
@@ -69,6 +72,12 @@ def test_every_file_and_name_in_a_document_exists(document):
     assert len(references) > 5, "the document names no code; has its notation changed?"
     objections = [objection for file, name in references if (objection := objection_to(file, name))]
     assert not objections, "\n".join(objections)
+
+
+def test_a_gradient_is_followed_through_few_files():
+    section = read("architecture.md").partition("## The life of a gradient\n")[2].partition("\n## ")[0]
+    named = {file for file, _ in REFERENCE.findall(section) if file.startswith("core/")}
+    assert 10 < len(named) <= MOST_FILES_OF_A_GRADIENT, sorted(named)
 
 
 def test_a_name_that_has_moved_is_found_where_it_is():

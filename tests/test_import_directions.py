@@ -17,7 +17,6 @@ RINGS = {"core": 0, "features": 1, "tasks": 1, "tools": 2, "joining": 2}
 ROOMS = {
     "core.averaging.group": "",
     "core.block_quantisation": "",
-    "core.child_watch": "",
     "core.equal_arithmetic": "",
     "core.swarm_time": "",
     "core.named_features": "",
@@ -29,8 +28,8 @@ ROOMS = {
     "core.averaging.reduce": "core.equal_arithmetic core.run",
     "core.gradients": "core.run",
     "core.optimizers": "core.block_quantisation core.equal_arithmetic core.named_features core.run",
-    "core.averaging.wire": "core.averaging.reduce core.block_quantisation core.run core.signing",
-    "core.state": "core.admission core.averaging core.optimizers core.signing core.swarm hub_tools",
+    "core.averaging.wire": "core.averaging.reduce core.block_quantisation core.equal_arithmetic core.run core.signing",
+    "core.state": "core.admission core.equal_arithmetic core.optimizers core.signing core.swarm hub_tools",
     "core.epoch": (
         "core.admission core.averaging core.gradients core.optimizers core.run core.state core.swarm hub_tools"
     ),
@@ -41,7 +40,7 @@ ROOMS = {
     "features.memory_estimate.models": "modeling_dalle_collab",
     "features.admission_service": "core.admission core.signing core.swarm_time hub_tools",
     "features.held_out_loss": "core.run",
-    "features.optimizers": "core.equal_arithmetic core.optimizers",
+    "features.optimizers": "core.block_quantisation core.equal_arithmetic core.optimizers",
     "features.machine": "core.run hub_tools",
     "features.publishing.checkpoint_tensors": "core.optimizers hub_tools",
     "features.publishing.publishable_task": "core.run features.memory_estimate",
@@ -174,7 +173,7 @@ MOST_FLOORS = 7
 
 PRICED = {
     "open_clip": ("pipelines/tasks/text_to_image/clip/clip_reranking.py",),
-    "bitsandbytes": ("pipelines/core/optimizers/block_statistics.py",),
+    "bitsandbytes": ("pipelines/core/block_quantisation.py",),
     "peft": ("pipelines/tasks/text_to_image/finetuning/finetuning.py",),
     "torch_fidelity": ("pipelines/features/evaluation/",),
     "torchmetrics": ("pipelines/features/evaluation/",),
@@ -380,7 +379,7 @@ def test_a_name_that_is_gone_is_told_with_file_and_line(tmp_path):
         ("modeling_dalle_collab/a.py", "import einops", "travels with torch and transformers alone"),
         ("pipelines/core/swarm/a.py", "import spaces.landing_page", "imports spaces.landing_page"),
         ("pipelines/tasks/text_to_image/clip/clip_training.py", "import open_clip", "clip_reranking.py may"),
-        ("pipelines/core/averaging/averager.py", "import bitsandbytes", "block_statistics.py may"),
+        ("pipelines/core/averaging/averager.py", "import bitsandbytes", "block_quantisation.py may"),
         ("pipelines/features/serving/a.py", "import hivemind.utils", "pipelines/core/epoch/, "),
         ("pipelines/core/run/b.py", "import importlib\nimportlib.import_module('hivemind')", ":2: imports"),
         ("pipelines/command_line/a.py", "import gradio as gr", "only spaces/ may"),

@@ -41,6 +41,13 @@ def spans(number: int, length: int = SPAN) -> list[slice]:
     return [slice(start, start + length) for start in range(0, number, length)]
 
 
+def is_finite(tensor: torch.Tensor) -> bool:
+    """Tell whether all values are finite, in one pass and without a copy; integers always are."""
+    if not tensor.is_floating_point() or tensor.numel() == 0:
+        return True
+    return bool(torch.isfinite(torch.stack(torch.aminmax(tensor))).all())
+
+
 def root_(values: torch.Tensor) -> torch.Tensor:
     """Replace float32 or float64 values by their square roots and return them; on a CPU each is the nearest number.
 

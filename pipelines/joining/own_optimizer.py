@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from pipelines.core.optimizers.choice import OptimizerContext, linear_schedule
-from pipelines.core.optimizers.gradient_norm import global_norm
+from pipelines.core.optimizers.lamb import global_norm
 from pipelines.core.run.training_run import TrainingRun
 
 logger = logging.getLogger(__name__)

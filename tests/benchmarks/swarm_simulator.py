@@ -21,14 +21,14 @@ from hivemind.compression import CompressionBase, CompressionInfo
 from hivemind.proto import runtime_pb2
 
 from hub_tools.atomic_files import write_text_whole
-from pipelines.core.averaging.reduce.finite_values import is_finite
 from pipelines.core.averaging.reduce.robust_aggregation import aggregate, bounded_weights
 from pipelines.core.averaging.wire.codec import averaging_compression, read_part
-from pipelines.core.averaging.wire.parallel_streams import PART_BYTES
+from pipelines.core.averaging.wire.streams import PART_BYTES
 from pipelines.core.epoch.assembly import step_along_averaged_gradients
 from pipelines.core.epoch.gradient_averager import SwarmGradientAverager
 from pipelines.core.epoch.hivemind_options import aggregation_rule
 from pipelines.core.epoch.reduction import Reduction
+from pipelines.core.equal_arithmetic import is_finite
 from pipelines.core.gradients.computation import GradientComputation, gradients_are_finite
 from pipelines.core.optimizers.choice import gradient_momentum, optimizer_parts
 from pipelines.core.run.task import Batch, TrainingTask

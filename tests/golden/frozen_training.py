@@ -146,7 +146,7 @@ def aggregates() -> dict[str, Any]:
 
 async def _aggregate(rule: str) -> dict[str, Any]:
     reducer = RobustPartReducer(
-        SHAPES, len(WEIGHTS), rule=AggregationRule(name=rule), recorded_weights=RECORDED_WEIGHTS
+        SHAPES, range(len(WEIGHTS)), rule=AggregationRule(name=rule), recorded_weights=RECORDED_WEIGHTS
     )
     answers = []
     for number, shape in enumerate(SHAPES):

@@ -25,8 +25,7 @@ from pipelines.core.averaging.reduce.reducer import RobustPartReducer
 from pipelines.core.averaging.reduce.robust_aggregation import AggregationRule
 from pipelines.core.averaging.reduce.suspects import Misbehaviour, Suspect
 from pipelines.core.averaging.wire.codec import averaging_compression, read_part
-from pipelines.core.averaging.wire.signed_answers import WeighedInput, answer_statement
-from pipelines.core.averaging.wire.signed_inputs import part_statement
+from pipelines.core.averaging.wire.signed_parts import WeighedInput, answer_statement, part_statement
 from pipelines.core.epoch.assembly import make_optimizer
 from pipelines.core.epoch.reduction import reduction_of
 from pipelines.core.peer.training_peer import suspect_record

@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import save_file
 
 from hub_tools.processes.process_group import guard_process_group
-from pipelines.core.averaging.wire import parallel_streams
+from pipelines.core.averaging.wire import streams
 from pipelines.core.averaging.wire.codec import averaging_compression
 from pipelines.core.epoch.gradient_averager import SwarmGradientAverager
 from pipelines.core.epoch.hivemind_options import averager_options
@@ -161,7 +161,7 @@ def fork_member(settings: dict, take_part: Callable[[dict], None]) -> int:
 
 
 def main(settings: dict) -> None:
-    parallel_streams.MIN_VALUES_PER_STREAM = 1  # two streams to every reducer, as for a long vector
+    streams.MIN_VALUES_PER_STREAM = 1  # two streams to every reducer, as for a long vector
     guard_process_group()
     write_event(settings, event="ready", addresses=[])
     children = [fork_member(settings | dict(name=name), take_part) for name in settings["members"]]

@@ -7,7 +7,6 @@ row that is missing or wrong, ready to be put in here.
 
 from typing import NamedTuple
 
-ANSWERING = "core/averaging/answering_averager.py"
 ATTACKERS = "tools/chaos/attacks/hostile_averagers.py"
 AVERAGER = "core/averaging/averager.py"
 DIALLING = "core/swarm/dialling.py"
@@ -18,11 +17,8 @@ MISSED = "core/epoch/missed_rounds.py"
 NAMES = "core/admission/protocol_names.py"
 NODE = "core/admission/dht_gate.py"
 RECORD_LIMITS = "core/swarm/record_limits.py"
-REDUCER = "core/averaging/reduce/reducer.py"
 ROUND_STATE = "core/averaging/round_state.py"
-RUNNER = "core/averaging/runner.py"
 SEARCH = "core/averaging/group/matchmaking.py"
-SENDING_END = "core/averaging/sending_end.py"
 TRACKER = "core/epoch/progress_tracking.py"
 
 
@@ -86,9 +82,9 @@ CONTRACT = (
     Row("utils.mpfuture.MPFuture._update_lock", "= mp.Lock()",
         (FORKS,), "replaced: as SharedBytes._lock"),
     Row("averaging.averager.DecentralizedAverager._run_internal", "(self)",
-        (ANSWERING,), "overridden: the first that runs in the averager's process, where the stub must be replaced"),
+        (AVERAGER,), "overridden: the first that runs in the averager's process, where the stub must be replaced"),
     Row("averaging.averager.DecentralizedAverager._p2p", ": P2P",
-        (ANSWERING, AVERAGER), "read: the process's own connection, for calls to other averagers"),
+        (AVERAGER,), "read: the process's own connection, for calls to other averagers"),
     Row("averaging.averager.DecentralizedAverager._outer_pipe", "= mp.Pipe(duplex=True)",
         (AVERAGER,), "called: the one way to have something done in the averager's process"),
     Row("averaging.averager.DecentralizedAverager._matchmaking", ": Matchmaking",
@@ -99,15 +95,11 @@ CONTRACT = (
     Row("averaging.averager.DecentralizedAverager._aggregate_with_group",
         "async (self, group_info: GroupInfo, min_vector_size: int, **kwargs) -> GatheredData",
         (AVERAGER,), "overridden: checks all members' admissions before anything is aggregated, divides the vector"),
-    Row("averaging.averager.DecentralizedAverager._run_allreduce_inplace_",
-        "async (self, tensors: Sequence[torch.Tensor], group_info: GroupInfo, group_id: Optional[bytes]=None, "
-        "**kwargs)",
-        (AVERAGER,), "overridden: runs rounds that check, bound, and are given up in time"),
     Row("averaging.averager.DecentralizedAverager._running_groups",
         ": Dict[GroupID, asyncio.Future[AllReduceRunner]] = {}",
-        (ANSWERING, AVERAGER), "read and filled: parts may come before this peer has checked the group"),
+        (AVERAGER,), "read and filled: parts may come before this peer has checked the group"),
     Row("averaging.averager.DecentralizedAverager._pending_groups_registered", ": asyncio.Event",
-        (ANSWERING,), "awaited: as _running_groups"),
+        (AVERAGER,), "awaited: as _running_groups"),
     Row("averaging.averager.DecentralizedAverager._declare_for_download_periodically", "async (self)",
         (AVERAGER,), "overridden to do nothing: states are in signed records, and the DHT is spared"),
     Row("averaging.averager.DecentralizedAverager._shutdown", "async (self, timeout: Optional[float]) -> None",
@@ -138,31 +130,8 @@ CONTRACT = (
         (SEARCH,), "set: such a search ends when the members are there"),
     Row("averaging.matchmaking.PotentialLeaders.min_matchmaking_time", "= (peer_id, min_matchmaking_time)",
         (SEARCH,), "set: as Matchmaking.min_matchmaking_time"),
-    Row("averaging.allreduce.AllReduceRunner._communicate_with_peer", "async (self, peer_id: PeerID)",
-        (RUNNER,), "overridden: parallel streams, checked answers, names for who fails"),
-    Row("averaging.allreduce.AllReduceRunner._handle_missing_senders", "async (self)",
-        (RUNNER,), "called: a helper, whose rounds are not hivemind's, drops senders that never begin, too"),
-    Row("averaging.allreduce.AllReduceRunner._get_peer_stub", "(self, peer: PeerID) -> StubBase",
-        (RUNNER,), "called: to open those streams"),
-    Row("averaging.allreduce.AllReduceRunner._check_reasons_to_reject",
-        "(self, request: averaging_pb2.AveragingData, context: P2PContext) -> Optional[averaging_pb2.AveragingData]",
-        (RUNNER,), "called: hivemind's own reasons stay in force"),
-    Row("averaging.allreduce.AllReduceRunner._ban_sender", "async (self, peer_id: PeerID)",
-        (RUNNER,), "overridden: who was left out is remembered and named"),
-    Row("averaging.allreduce.AllReduceRunner._future", "= asyncio.Future()",
-        (RUNNER,), "read: whether the round is over, after which nobody is to blame"),
-    Row("averaging.allreduce.AllReduceRunner.tensor_part_reducer",
-        "= TensorPartReducer(tuple((part.shape for part in self.parts_for_local_averaging)), "
-        "len(self.sender_peer_ids))",
-        (RUNNER,), "replaced: by one that aggregates by the run's rule"),
     Row("averaging.partition.TensorPartContainer._input_parts_by_peer", "= [deque() for _ in range(self.group_size)]",
-        (ROUND_STATE, RUNNER), "read: parts go over several streams, and are compressed again"),
-    Row("averaging.partition.TensorPartContainer.return_deltas", "= return_deltas",
-        (RUNNER,), "set: answers are averages where members must agree in every bit"),
-    Row("averaging.partition.TensorPartReducer.accumulator", "= None",
-        (REDUCER,), "cleared: the running sum, which one bad part would spoil, is not used"),
-    Row("averaging.partition.TensorPartReducer.current_part_accumulated_from", "= 0",
-        (REDUCER,), "counted: as hivemind's method would, which is replaced"),
+        (ROUND_STATE,), "read: parts go over several streams, and are compressed again"),
     Row("optim.grad_averager.GradientAverager._grad_accumulators", "@torch.no_grad() (self) -> Iterator[torch.Tensor]",
         (GRADIENTS,), "read: the pseudo-gradient is written there, momentum kept there"),
     Row("optim.grad_averager.GradientAverager._anchor_batch_size", "= None",

@@ -22,7 +22,7 @@ from hub_tools.processes.process_group import guard_process_group
 from pipelines.core.averaging.reducing_end import ReducingEnd
 from pipelines.core.averaging.runner import TrustedAllReduceRunner
 from pipelines.core.averaging.wire.codec import averaging_compression
-from pipelines.core.averaging.wire.parallel_streams import PART_BYTES
+from pipelines.core.averaging.wire.streams import PART_BYTES
 from pipelines.core.epoch.assembly import LISTENER
 from pipelines.core.epoch.gradient_averager import SwarmGradientAverager
 from pipelines.core.epoch.hivemind_options import averager_options
@@ -43,11 +43,10 @@ class WrittenDownAverager(SwarmGradientAverager):
 
     settings: dict
 
-    async def _run_allreduce_inplace_(self, *args: Any, **kwargs: Any) -> None:
-        group, shares = args[1], kwargs["peer_fractions"]
+    async def _make_attempt(self, tensors: Any, group: Any, shares: Any, **options: Any) -> None:
         by_peer = {peer.to_base58(): share for peer, share in zip(group.peer_ids, shares, strict=True)}
         write_event(self.settings, event="shares", shares=by_peer, group=group.group_id.hex())
-        await super()._run_allreduce_inplace_(*args, **kwargs)
+        await super()._make_attempt(tensors, group, shares, **options)
 
 
 class DyingEnd(ReducingEnd):

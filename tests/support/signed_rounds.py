@@ -13,11 +13,10 @@ from hivemind.utils.crypto import RSAPrivateKey
 
 from pipelines.core.admission.averaging_gate import AdmissionGate, GroupSignatures
 from pipelines.core.admission.tokens import TokenCheck, own_admission, token_of
-from pipelines.core.averaging.checks import PartForm, RoundTerms
 from pipelines.core.averaging.reduce.robust_aggregation import AggregationRule, aggregate, bounded_weights
+from pipelines.core.averaging.round_state import PartForm, RoundTerms
 from pipelines.core.averaging.wire.codec import Blockwise8BitCodec
-from pipelines.core.averaging.wire.signed_answers import WeighedInput, answer_statement
-from pipelines.core.averaging.wire.signed_inputs import part_statement
+from pipelines.core.averaging.wire.signed_parts import WeighedInput, answer_statement, part_statement
 from pipelines.features.audits.evidence import Evidence
 
 GROUP, PART, NUM_VALUES = b"group", 1, 2**14

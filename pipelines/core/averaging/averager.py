@@ -1,17 +1,16 @@
 """What averagers among strangers share: rounds that check, bound, aggregate by a rule, and count.
 
 hivemind 1.1.12 reports a round as successful although part of it failed, checks neither values nor weights, and takes
-helpers for full members. `runner` handles this within a round; this file handles how rounds start and end, and
-`answering_averager` what is answered besides.
+helpers for full members. `runner` handles this within a round, `attempt` how long it may last; this file handles how
+rounds start and end, and what is answered to whom.
 """
 
 import asyncio
 import contextlib
 import logging
-import math
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
@@ -19,35 +18,41 @@ from typing import AsyncIterator as StreamOf  # noqa: UP035 - hivemind recognise
 
 import torch
 from hivemind.averaging.allreduce import AveragingMode
+from hivemind.averaging.averager import DecentralizedAverager
 from hivemind.averaging.control import StepControl
 from hivemind.averaging.group_info import GroupInfo
 from hivemind.averaging.matchmaking import MatchmakingException
 from hivemind.averaging.partition import AllreduceException
-from hivemind.p2p import P2PContext, PeerID
-from hivemind.proto import averaging_pb2
+from hivemind.p2p import P2P, P2PContext, PeerID
+from hivemind.p2p.servicer import StubBase
+from hivemind.proto import auth_pb2, averaging_pb2
 from hivemind.utils import get_dht_time
-from hivemind.utils.asyncio import enter_asynchronously
+from hivemind.utils.asyncio import as_aiter, enter_asynchronously
 
-from pipelines.core.admission.averaging_gate import GroupSignatures
+from hub_tools.processes.child_watch import end_with_parent
+from pipelines.core.admission.averaging_gate import AveragingGate
 from pipelines.core.admission.client import PeerAdmission
-from pipelines.core.averaging.answering_averager import AnsweringAverager
+from pipelines.core.admission.protocol_names import NamedServicer
+from pipelines.core.averaging.attempt import Attempt
 from pipelines.core.averaging.checks import Checks
 from pipelines.core.averaging.division import Division, NewDivision
 from pipelines.core.averaging.figures import AveragingRound, Round, SharedFigures
 from pipelines.core.averaging.group.group_data import mode_of
 from pipelines.core.averaging.group.kept_tasks import kept_from_garbage
-from pipelines.core.averaging.group.matchmaking import SPREAD_SHARE, GroupSearch, until_cancelled
+from pipelines.core.averaging.group.matchmaking import GroupSearch, until_cancelled
 from pipelines.core.averaging.group.time_limits import AttemptTimes, attempt_times
 from pipelines.core.averaging.patience import Patience
-from pipelines.core.averaging.reduce.finite_values import is_finite
 from pipelines.core.averaging.reduce.robust_aggregation import AggregationRule
 from pipelines.core.averaging.reduce.suspects import Misbehaviour
 from pipelines.core.averaging.reducing_end import RoundMemory
+from pipelines.core.averaging.round_state import RoundState
 from pipelines.core.averaging.runner import TrustedAllReduceRunner
 from pipelines.core.averaging.wire.codec import bytes_on_the_wire
-from pipelines.core.averaging.wire.parallel_streams import PART_BYTES
-from pipelines.core.averaging.wire.streams import until_reader_closes
-from pipelines.core.swarm.forks import left_out_of_forks
+from pipelines.core.averaging.wire.signed_parts import read_answers_request
+from pipelines.core.averaging.wire.streams import PART_BYTES, until_reader_closes
+from pipelines.core.equal_arithmetic import is_finite
+from pipelines.core.swarm.forks import forget_ended_calls, left_out_of_forks, set_aside_what_exists
+from pipelines.core.swarm.streams.bounded import bound_streams
 from pipelines.core.swarm.upload_limit import UploadLimit, pass_bytes
 
 logger = logging.getLogger(__name__)
@@ -59,12 +64,13 @@ MAX_ATTEMPTS = 2
 PLAIN_RULE = AggregationRule()
 
 
-class RobustAverager(AnsweringAverager):
+class RobustAverager(NamedServicer, DecentralizedAverager):
     """An averager that accepts only admitted peers, and whose rounds check, bound, aggregate by a rule, and count.
 
     A concrete averager inherits first from it, then from the hivemind class that defines what is averaged. An
     `AveragingGate` decides which peers are admitted, a `GroupSearch` who is in the next group; a round is a
-    `TrustedAllReduceRunner`. The figures are for the trainer, in whose process this object is created.
+    `TrustedAllReduceRunner`, and members may ask for what came of it until the `Checks` forget it. The figures are for
+    the trainer, in whose process this object is created.
     """
 
     runner_type: type[TrustedAllReduceRunner] = TrustedAllReduceRunner
@@ -81,15 +87,18 @@ class RobustAverager(AnsweringAverager):
         rounds_begin_together: bool = True,
         new_division: NewDivision = Division,
         checks_type: type[Checks] = Checks,
-        **kwargs: object,
+        **kwargs: Any,
     ) -> None:
         """`admission` is this peer's; None: nothing is checked, and the averager accepts everybody.
 
         `rounds_begin_together`: see `GroupSearch`; `new_division` makes what says who reduces how much; `checks_type`:
         what averages are checked by; all else is as in `DecentralizedAverager`.
         """
+        self._gate = AveragingGate(admission, prefix, kwargs.get("allreduce_timeout"))
+        self._upload_limit = upload_limit
         self._rounds_begin_together, self._new_division = rounds_begin_together, new_division
         self._checks_type = checks_type
+        self._checks: Checks | None = None
         self._division: Division | None = None
         self._rule, self._min_share_averaged = rule, min_share_averaged
         self._figures = SharedFigures()  # before hivemind forks the process that runs the rounds
@@ -105,10 +114,7 @@ class RobustAverager(AnsweringAverager):
         self._num_attempts_left, self._vector_bytes = 0, 0.0
         self._search: GroupSearch | None = None
         self._epoch: int | None = None
-        super().__init__(
-            *args, prefix=prefix, admission=admission, upload_limit=upload_limit,
-            **{"part_size_bytes": PART_BYTES, **kwargs},
-        )  # fmt: skip
+        super().__init__(*args, prefix=prefix, **{"part_size_bytes": PART_BYTES, **kwargs})
 
     @property
     def last_round(self) -> AveragingRound:
@@ -127,6 +133,40 @@ class RobustAverager(AnsweringAverager):
     def own_tensors(self) -> Iterable[torch.Tensor]:
         """Return tensors of the trainer's process, which the averaging process does not need."""
         return ()
+
+    def _run_internal(self) -> None:
+        set_aside_what_exists()
+        end_with_parent()
+        super()._run_internal()
+
+    async def add_p2p_handlers(self, p2p: P2P, wrapper: object = None, **kwargs: object) -> None:
+        """Answer calls, and refuse those of strangers."""
+        forget_ended_calls(p2p)
+        bound_streams(p2p)
+        await super().add_p2p_handlers(p2p, self._gate.guarded(self) or wrapper, **kwargs)
+
+    async def rpc_introduce(self, request: auth_pb2.RequestAuthInfo, context: P2PContext) -> auth_pb2.ResponseAuthInfo:
+        """Let a peer introduce itself; see `AveragingGate.answer`."""
+        return self._gate.answer(request, context.remote_id)
+
+    async def greet(self, peer: PeerID) -> auth_pb2.ResponseAuthInfo:
+        """Call another averager; return its answer, which contains its token if the run has an authority."""
+        stub = self._stub_of(peer)
+        return await stub.rpc_introduce(self._gate.introduction(), timeout=self.request_timeout * 2)
+
+    def _stub_of(self, peer: PeerID) -> StubBase:
+        return self.get_stub(self._p2p, peer, namespace=self.prefix)
+
+    def _introducing_stub_of(self, peer: PeerID) -> StubBase:
+        """Return a stub for calls of peers that may not have checked this one's group yet."""
+        return self._gate.introducing(self._stub_of(peer), partial(self._gate.introduce, self.greet, peer))
+
+    async def until_group_is_checked(self, group_id: bytes) -> None:
+        """Wait until this peer has checked the members of a group, which another member may have learned of earlier."""
+        if group_id not in self._running_groups:
+            await self._pending_groups_registered.wait()
+        if (group := self._running_groups.get(group_id)) is not None:
+            await asyncio.wait([group])
 
     async def rpc_aggregate_part(
         self, stream: StreamOf[averaging_pb2.AveragingData], context: P2PContext
@@ -162,6 +202,41 @@ class RobustAverager(AnsweringAverager):
             yield averaging_pb2.MessageFromLeader(code=averaging_pb2.NOT_LOOKING_FOR_GROUP)
             return
         async for message in until_reader_closes(super().rpc_join_group(request, context)):
+            yield message
+
+    async def rpc_take_answers(
+        self, request: averaging_pb2.DownloadData, context: P2PContext
+    ) -> StreamOf[averaging_pb2.AveragingData]:
+        """Pass a reducer's answers on to a member of the same round that did not get them; see `RoundAnswers`."""
+        group_id, reducer, part_indices = read_answers_request(request)
+        if self._checks is None or group_id not in self._checks.answers:
+            await self.until_group_is_checked(group_id)  # who only listens may ask before this peer has begun
+        if self._checks is not None and (answers := self._checks.answers.get(group_id)) is not None:
+            async for message in self._passed(answers.given_to(context.remote_id, reducer, part_indices)):
+                yield message
+
+    async def rpc_show_inputs(
+        self, request: averaging_pb2.DownloadData, context: P2PContext
+    ) -> StreamOf[averaging_pb2.AveragingData]:
+        """Show a member of the same round what one of this peer's answers was made of; see `RoundInputs`."""
+        if self._checks is not None and (inputs := self._checks.shown(context.remote_id, request)):
+            async for message in self._passed(as_aiter(*inputs)):
+                yield message
+
+    async def rpc_accuse(
+        self, stream: StreamOf[averaging_pb2.AveragingData], context: P2PContext
+    ) -> StreamOf[averaging_pb2.AveragingData]:
+        """Hear what a member of the same round has to show against another one; see `Checks.hear`."""
+        if self._checks is not None:
+            async for message in self._passed(self._checks.hear(context.remote_id, stream)):
+                yield message
+
+    async def _passed(
+        self, messages: AsyncIterable[averaging_pb2.AveragingData]
+    ) -> AsyncGenerator[averaging_pb2.AveragingData, None]:
+        """Yield messages as the upload limit lets them pass."""
+        async for message in until_reader_closes(messages):
+            await pass_bytes(self._upload_limit, len(message.tensor_part.buffer))
             yield message
 
     async def _shutdown(self, timeout: float | None) -> None:
@@ -220,7 +295,7 @@ class RobustAverager(AnsweringAverager):
             raise MatchmakingException(f"A member of the group cannot be understood. {error}") from error
         try:
             async with enter_asynchronously(self.get_tensors()) as tensors, self._dividing(group_info) as shares:
-                await self._run_allreduce_inplace_(tensors, group_info, peer_fractions=shares, **kwargs)
+                await self._make_attempt(tuple(tensors), group_info, shares, **kwargs)
             if self._search is not None:
                 self._search.remember([peer for peer in group_info.peer_ids if peer != self.peer_id])
             return dict.fromkeys(group_info.peer_ids)
@@ -258,107 +333,72 @@ class RobustAverager(AnsweringAverager):
         """From the next step on, match only peers that average the same epoch's values; None: any peer."""
         self._epoch = epoch
 
-    async def _run_allreduce_inplace_(
-        self, tensors: Iterable[torch.Tensor], group_info: GroupInfo, group_id: bytes | None = None, **kwargs: Any
+    async def _make_attempt(
+        self, tensors: tuple[torch.Tensor, ...], group: GroupInfo, shares: tuple[int, ...], **options: Any
     ) -> None:
-        group_id = group_info.group_id if group_id is None else group_id
-        members, tensors = group_info.peer_ids, tuple(tensors)
-        modes = tuple(map(mode_of, group_info.gathered))
-        if modes[members.index(self.peer_id)] != AveragingMode.AUX:
-            kwargs["weight"] = self._weight_of(tensors, kwargs.get("weight"))
+        """Make one attempt at the round; raises AllreduceException if the members have to meet again."""
+        modes = dict(zip(group.peer_ids, map(mode_of, group.gathered), strict=True))
+        if modes[self.peer_id] != AveragingMode.AUX:
+            options["weight"] = self._weight_of(tensors, options.get("weight"))
         self._num_attempts_left -= 1
         self._vector_bytes = self._vector_bytes or bytes_on_the_wire(tensors, self.allreduce_kwargs["compression"])
-        seconds, search, checks = self._attempt_seconds(), self._search, self._checks
-        assert search is not None and checks is not None, "a round begins in `_step` alone"
-        if self._division is not None and kwargs.get("sender_timeout") and kwargs.get("reducer_timeout"):
-            kwargs |= self._patience.timeouts_of_streams(
+        if self._division is not None and options.get("sender_timeout") and options.get("reducer_timeout"):
+            options |= self._patience.timeouts_of_streams(
                 self._division, self._vector_bytes, self.allreduce_kwargs["part_size_bytes"],
-                kwargs["sender_timeout"], kwargs["reducer_timeout"],
+                options["sender_timeout"], options["reducer_timeout"],
             )  # fmt: skip
-        signatures = self._gate.signatures_of(members)
-        runner = self._new_runner(
-            tensors=tensors, group_id=group_id, ordered_peer_ids=members, modes=modes, signatures=signatures,
-            gathered=group_info.gathered, **kwargs,
-        )  # fmt: skip
-        self._keep_for_members(runner, signatures)
-        self._running_groups[group_id].set_result(runner)
-        started, succeeded, is_half = time.monotonic(), False, False
-        is_last, longest = self._num_attempts_left == 0, self._patience.times.highest
+        search, checks = self._search, self._checks
+        assert search is not None and checks is not None, "a round begins in `_step` alone"
+        seconds, is_last = self._attempt_seconds(), self._num_attempts_left == 0
+        round_ = self._new_round(group, modes, tensors=tensors, peer_fractions=shares, **options)
+        attempt = Attempt(round_, modes, search, seconds=seconds, is_last=is_last)
+        self._running_groups[group.group_id].set_result(round_)
         search.begin()
-        until = longest if is_last or seconds is None else seconds + search.seconds_to_meet
-        self._figures.attempt_until.value = started + until
-        # Neither clients nor those who only listen lead the group of another attempt.
-        followers = {peer for peer, mode in zip(members, modes, strict=True) if mode != AveragingMode.NODE}
-        listeners = {peer for peer, mode in zip(members, modes, strict=True) if mode == AveragingMode.AUX}
-        watching = asyncio.create_task(
-            self._drop_late_senders(runner, seconds)
-            if is_last
-            else self._watch_late_round(search, set(members) - followers - {self.peer_id}, seconds)
-        )
+        until = self._patience.times.highest if is_last or seconds is None else seconds + search.seconds_to_meet
+        self._figures.attempt_until.value = time.monotonic() + until
         try:
-            async with asyncio.timeout(None if is_last else seconds) as limit:
-                await runner.collect()
-            is_half = runner.share_averaged < 1.0 and not is_last
-            if not is_half:
-                await asyncio.get_running_loop().run_in_executor(None, runner.write, tensors)
-            succeeded = True
-        except TimeoutError as error:
-            if not limit.expired():
-                raise
-            runner.name_late_senders()
-            self._patience.note_late(runner, self._division, members, self._vector_bytes)
-            reason = AllreduceException(f"it timed out after {time.monotonic() - started:.1f} s")
-            # After this kind of error hivemind looks for a group again, unless the step has ended.
-            raise reason from error
+            await attempt.make(tensors, self.greet)
         finally:
-            watching.cancel()
-            self._figures.attempt_until.value = 0.0
-            self._keep_for_a_while(group_id)
-            duration = time.monotonic() - started
-            if is_half or not succeeded:
-                apart, late = SPREAD_SHARE * duration, runner.late_senders | runner.bad_reducers
-                if is_half:  # all that was sent has come, also from who was the last
-                    late = self._failed_reducers(runner)
-                    # Others may notice as late as at the end of the attempt, or when a silent sender is given up.
-                    apart = max(apart, min((seconds or math.inf) - duration, kwargs.get("sender_timeout") or 0.0))
-                search.meet_again(members, followers, listeners, late, apart)
-                if not is_last:
-                    self._keep_step_open(search.seconds_to_meet)
-            self._record_round(runner, duration, succeeded, is_over=succeeded and not is_half)
-        checks.begin(group_id)
-        if runner.share_averaged == 1.0:
-            self._patience.note_success(runner, self._division)
+            checks.keep_for_a_while(group.group_id)
+            self._end_attempt(attempt, group, options.get("sender_timeout") or 0.0)
+        checks.begin(group.group_id)
+        if round_.share_averaged == 1.0:
+            self._patience.note_success(round_, self._division)
         is_first = self._num_attempts_left == MAX_ATTEMPTS - 1
-        self._patience.times.note_success(duration, is_whole=is_first and not (is_half or runner.lost_senders))
-        if is_half:
+        is_whole = is_first and not (attempt.is_half or round_.lost_senders)
+        self._patience.times.note_success(attempt.duration, is_whole=is_whole)
+        if attempt.is_half:
             # Peers that aborted this round earlier are looking for a group again, and so does this peer now.
-            raise AllreduceException(f"only {100 * runner.share_averaged:.0f} % of the vector was averaged")
+            raise AllreduceException(f"only {100 * round_.share_averaged:.0f} % of the vector was averaged")
 
-    def _keep_for_members(self, runner: Any, signatures: GroupSignatures) -> None:
-        """Keep what members may ask for during a round and for a while after it."""
+    def _new_round(self, group: GroupInfo, modes: Mapping[PeerID, AveragingMode], **options: Any) -> Round:
+        """Return a round of a group that begins, and keep what its members may ask for."""
         assert self._checks is not None, "a round begins in `_step` alone"
-        self._answers[runner.group_id] = runner.answers
-        self._checks.open(runner, signatures.tokens)
-
-    def _new_runner(self, *, ordered_peer_ids: tuple[PeerID, ...], gathered: tuple[bytes, ...], **kwargs: Any) -> Round:
-        return self.runner_type(
-            p2p=self._p2p, servicer_type=type(self), prefix=self.prefix, ordered_peer_ids=ordered_peer_ids,
-            rule=self._rule, recorded_weights=self._recorded_weights, memory=self._memory,
-            count_bytes=self._figures.count_bytes, pass_bytes=self._pass_bytes,
-            is_last_attempt=self._num_attempts_left == 0, **kwargs,
+        state = RoundState.of(
+            peer_id=self.peer_id, group_id=group.group_id, modes=modes, rule=self._rule, stub_of=self._stub_of,
+            signatures=self._gate.signatures_of(modes), count_bytes=self._figures.count_bytes,
+            is_last_attempt=self._num_attempts_left == 0, **options,
         )  # fmt: skip
+        self._checks.open(state)
+        return self.runner_type(
+            state, recorded_weights=self._recorded_weights, memory=self._memory, pass_bytes=self._pass_bytes
+        )
 
-    async def _watch_late_round(self, search: GroupSearch, others: Collection[PeerID], seconds: float | None) -> None:
-        """After half of an attempt's time, find out who is still alive; see `GroupSearch.watch`."""
-        if seconds is not None:
-            await asyncio.sleep(seconds / 2)
-            await search.watch(others, self.greet)
-
-    async def _drop_late_senders(self, runner: Round, seconds: float | None) -> None:
-        """In the last attempt, do without those who are late when its time is over, instead of giving it up."""
-        if seconds is not None:
-            await asyncio.sleep(seconds)
-            await runner.drop_late_senders()
+    def _end_attempt(self, attempt: Attempt, group: GroupInfo, silent_seconds: float) -> None:
+        """Have the members meet again unless the attempt is over, and record it; see `Attempt.meet_again`."""
+        round_, share = attempt.round, attempt.round.share_averaged if attempt.is_over or attempt.is_half else 0.0
+        self._figures.attempt_until.value = 0.0
+        if attempt.has_timed_out:
+            self._patience.note_late(round_, self._division, group.peer_ids, self._vector_bytes)
+        if not attempt.is_over:
+            seconds = attempt.meet_again(silent_seconds)
+            if not attempt.is_last:
+                self._keep_step_open(seconds)
+        else:
+            round_.end_round()
+            absent = round_.lost_senders | round_.banned_senders
+            self._figures.write_senders(peer.to_base58() for peer in round_.sender_peer_ids if peer not in absent)
+        self._figures.record(round_, attempt.duration, share, self._min_share_averaged)
 
     def _keep_step_open(self, seconds: float) -> None:
         """Give the group this long to meet for another attempt: the last one may have taken all of the round's time."""
@@ -371,12 +411,6 @@ class RobustAverager(AnsweringAverager):
 
     def _is_kept_out(self, peer: PeerID) -> bool:
         return self._patience.leaves_out(peer) or (self._checks is not None and self._checks.avoids(peer))
-
-    def _failed_reducers(self, runner: Round) -> set[PeerID]:
-        """Return those whose parts have no average that can be used; the others then lack it too."""
-        return {
-            peer for peer, offence in runner.offences if offence in (Misbehaviour.NO_ANSWER, Misbehaviour.BAD_ANSWER)
-        }
 
     def _weight_of(self, tensors: tuple[torch.Tensor, ...], weight: float | None) -> float:
         """Return the weight of this peer's vector; a non-finite vector is replaced by zeros and weighs nothing."""
@@ -398,22 +432,3 @@ class RobustAverager(AnsweringAverager):
     def _name_outside_a_round(self, peer: PeerID, offence: Misbehaviour) -> None:
         logger.warning("Peer %s %s.", peer.to_base58(), offence)
         self._figures.ledger.record_round([(peer.to_base58(), offence)])
-
-    def _record_round(self, runner: Round, seconds: float, succeeded: bool, *, is_over: bool) -> None:
-        figures, share = self._figures, runner.share_averaged if succeeded else 0.0
-        offences = runner.end_round() if is_over else runner.offences
-        if is_over:
-            absent = runner.lost_senders | runner.banned_senders
-            figures.write_senders(peer.to_base58() for peer in runner.sender_peer_ids if peer not in absent)
-        figures.num_rounds.value += 1
-        figures.share_averaged.value = share
-        figures.seconds.value = seconds
-        figures.group_size.value = len(runner.sender_peer_ids)
-        figures.num_incomplete_rounds.value += share < self._min_share_averaged
-        figures.ledger.record_round((peer.to_base58(), offence) for peer, offence in offences)
-        if offences or share < self._min_share_averaged:
-            why = "; ".join(f"peer {peer.to_base58()} {offence}" for peer, offence in sorted(offences, key=str))
-            least = 100 * self._min_share_averaged
-            logger.warning(
-                "A round averaged %.0f %% of the vector; expected at least %.0f %%. %s", 100 * share, least, why
-            )

@@ -1,68 +1,34 @@
-"""What all members know of a round, and what an averager is given to check its averages by: `Checks`."""
+"""What an averager keeps of its rounds for their members, and is given to check its averages by: `Checks`."""
 
+import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 
-import torch
-from hivemind.averaging.allreduce import AveragingMode
-from hivemind.compression import CompressionBase, CompressionInfo
 from hivemind.p2p import PeerID
 from hivemind.p2p.servicer import StubBase
 from hivemind.proto import averaging_pb2
 
 from pipelines.core.averaging.group.blocklist import Blocklist
-from pipelines.core.averaging.reduce.robust_aggregation import AggregationRule
 from pipelines.core.averaging.reduce.suspects import Misbehaviour
-from pipelines.core.averaging.wire.signed_answers import RoundAnswers
-from pipelines.core.averaging.wire.signed_inputs import RoundInputs
+from pipelines.core.averaging.round_state import RoundState
+from pipelines.core.averaging.wire.signed_parts import RoundAnswers
 from pipelines.core.swarm.upload_limit import UploadLimit
 
 FIRST_DISTRUST_SECONDS, LONGEST_DISTRUST_SECONDS = 5.0, 3600.0
 """Who is distrusted for what only this peer knows is avoided for this long, twice as long each time."""
 
+ANSWERS_SECONDS, ATTEMPTS_KEPT = 60.0, 3
+"""How long the answers of a round, and what they were made of, are kept for members that ask, as they were sent; and of
+how many attempts at most: where an epoch takes seconds, 60 s of them are the vector many times over."""
+
 Messages = AsyncIterator[averaging_pb2.AveragingData]
 
 
-@dataclass(frozen=True, kw_only=True)
-class PartForm:
-    """What a part of the vector looks like."""
-
-    shape: torch.Size
-    info: CompressionInfo
-
-
-@dataclass(frozen=True, kw_only=True)
-class RoundTerms:
-    """What all members know of a round."""
-
-    group_id: bytes
-    senders: frozenset[PeerID]
-    parts: Mapping[PeerID, Sequence[PartForm]]
-    """Each reducer's share of the vector."""
-
-    compression: CompressionBase
-    rule: AggregationRule
-    has_signed: Callable[[PeerID, str, bytes, bytes], bool]
-    """Whether the key in a peer's token has signed a statement."""
-
-
-class CheckedRound(Protocol):
-    """What can be asked about a round."""
-
-    group_id: bytes
-    ordered_peer_ids: Sequence[PeerID]
-    modes: Sequence[AveragingMode]
-    terms: RoundTerms
-    inputs: RoundInputs
-    answers: RoundAnswers
-    sent: Mapping[tuple[PeerID, int], tuple[float, bytes]]
-    """Weight and digest of this peer's own parts, by reducer and number, to which it has itself answered."""
-
-
 class Checks:
-    """Checks no averages: it only avoids peers that this one distrusts. In the averager's process."""
+    """Checks no averages: it keeps answers for members that lack some, and avoids peers that this one distrusts.
+
+    It lives in the averager's process.
+    """
 
     def __init__(
         self,
@@ -74,6 +40,9 @@ class Checks:
         """`stub_of` returns what another member can be asked by; `name` is told who has done what."""
         self._peer_id, self._stub_of, self._name, self._upload_limit = peer_id, stub_of, name, upload_limit
         self._distrusted = Blocklist(FIRST_DISTRUST_SECONDS, LONGEST_DISTRUST_SECONDS)
+        self._ended: list[bytes] = []
+        self.answers: dict[bytes, RoundAnswers] = {}
+        """What members may still take, by the round's group."""
 
     def avoids(self, peer: PeerID) -> bool:
         """Return whether a peer is to be kept out of groups now."""
@@ -84,11 +53,22 @@ class Checks:
         self._distrusted.avoid(peer, time.monotonic())
         self._name(peer, offence)
 
-    def open(self, runner: CheckedRound, tokens: Mapping[PeerID, str]) -> None:
+    def open(self, state: RoundState) -> None:
         """Keep what members may ask about a round that begins now."""
+        self.answers[state.group_id] = state.answers
+
+    def keep_for_a_while(self, group_id: bytes) -> None:
+        """Keep what an ended attempt's members may ask for at once; that of early attempts goes now."""
+        self._ended.append(group_id)
+        for old in self._ended[:-ATTEMPTS_KEPT]:
+            self.close(old)
+        asyncio.get_running_loop().call_later(ANSWERS_SECONDS, self.close, group_id)
 
     def close(self, group_id: bytes) -> None:
         """Forget a round."""
+        if group_id in self._ended:
+            self._ended.remove(group_id)
+            self.answers.pop(group_id, None)
 
     def begin(self, group_id: bytes) -> None:
         """Check answers of a round that has succeeded, in the background."""

@@ -1,16 +1,18 @@
 """Results of an averager's rounds, in shared memory that its process writes and the trainer reads."""
 
 import ctypes
+import logging
 import multiprocessing
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from hivemind.p2p import PeerID
 
 from pipelines.core.averaging.division import Link
 from pipelines.core.averaging.reduce.suspects import Misbehaviour, Suspect, SuspectLedger
+
+logger = logging.getLogger(__name__)
 
 SENDERS_BYTES = 2**16
 """Room for the ids of about 1,200 senders; more are not remembered."""
@@ -57,61 +59,62 @@ class AveragingRound:
     """Peers that misbehaved, since the start."""
 
 
-class Round(Protocol):
+class Round:
     """One attempt at a round, as its averager sees it."""
+
+    late_offence = Misbehaviour.SILENT
+    """What is said of those that the others were waiting for when the attempt was aborted."""
+
+    def __init__(self, senders: Iterable[PeerID], offences: set[tuple[PeerID, Misbehaviour]]) -> None:
+        """`senders`: members whose values are averaged; `offences`: who has done what, as it is found out."""
+        self.sender_peer_ids, self.offences = list(senders), offences
+        self.lost_senders, self.banned_senders = set[PeerID](), set[PeerID]()
+        """Those whose values did not arrive, and those whose values could not be used."""
 
     async def collect(self) -> None:
         """Take all averages. The averager's tensors stay as they are: another attempt begins with the same values."""
+        raise NotImplementedError
 
     def write(self, tensors: Sequence[torch.Tensor]) -> None:
         """Put the averages into the averager's tensors, once no other attempt follows."""
+        raise NotImplementedError
+
+    @property
+    def late_senders(self) -> set[PeerID]:
+        """Those for whom the others are waiting."""
+        raise NotImplementedError
 
     @property
     def share_averaged(self) -> float:
         """Share of the vector whose average has arrived, in [0, 1]."""
-
-    @property
-    def sender_peer_ids(self) -> Sequence[PeerID]:
-        """Members whose values are averaged."""
-
-    def delivered_mbit(self) -> Mapping[bytes, float]:
-        """Return the rate at which each peer has delivered parts and answers, in Mbit/s, by peer id."""
-
-    @property
-    def offences(self) -> set[tuple[PeerID, Misbehaviour]]:
-        """Who has done what."""
-
-    @property
-    def lost_senders(self) -> Set[PeerID]:
-        """Those whose values did not arrive."""
-
-    @property
-    def banned_senders(self) -> Set[PeerID]:
-        """Those whose values could not be used."""
-
-    @property
-    def late_senders(self) -> Set[PeerID]:
-        """Those for whom the others are waiting."""
+        return 1.0
 
     @property
     def share_reduced(self) -> float:
         """Share of the vector that this peer reduces, in [0, 1]."""
+        return 0.0
+
+    def delivered_mbit(self) -> Mapping[bytes, float]:
+        """Return the rate at which each peer has delivered parts and answers, in Mbit/s, by peer id."""
+        return {}
 
     def late_mbit(self) -> Mapping[PeerID, float]:
         """Return the rate at which the senders that the others wait for have delivered parts here so far, in Mbit/s."""
+        return {}
 
-    @property
-    def bad_reducers(self) -> Set[PeerID]:
-        """Those whose answers were impossible."""
+    def reducers_with(self, *offences: Misbehaviour) -> set[PeerID]:
+        """Return who has done one of these."""
+        return {peer for peer, offence in self.offences if offence in offences}
 
-    async def drop_late_senders(self) -> None:
+    def drop_late_senders(self) -> None:
         """Do without what the others wait for, once the last attempt has taken as long as it may."""
 
     def name_late_senders(self) -> None:
         """Report those that the others were waiting for when the attempt was aborted."""
+        self.offences |= {(peer, self.late_offence) for peer in self.late_senders}
 
-    def end_round(self) -> set[tuple[PeerID, Misbehaviour]]:
-        """Remember what later rounds are judged by, and return the offences; once a round has succeeded."""
+    def end_round(self) -> None:
+        """Name who stood out, and remember what later rounds are judged by; once a round has succeeded."""
 
 
 class SharedFigures:
@@ -150,3 +153,17 @@ class SharedFigures:
     def count_bytes(self, number: int) -> None:
         """Add payload sent by this peer."""
         self.bytes_sent.value += number
+
+    def record(self, attempt: Round, seconds: float, share: float, least_share: float) -> None:
+        """Take what came of an attempt: the share of the vector that has an average, of the least that is expected."""
+        self.num_rounds.value += 1
+        self.share_averaged.value = share
+        self.seconds.value = seconds
+        self.group_size.value = len(attempt.sender_peer_ids)
+        self.num_incomplete_rounds.value += share < least_share
+        self.ledger.record_round((peer.to_base58(), offence) for peer, offence in attempt.offences)
+        if attempt.offences or share < least_share:
+            logger.warning(
+                "A round averaged %.0f %% of the vector; expected at least %.0f %%. %s", 100 * share, 100 * least_share,
+                "; ".join(f"peer {peer.to_base58()} {offence}" for peer, offence in sorted(attempt.offences, key=str)),
+            )  # fmt: skip

@@ -11,7 +11,7 @@ from pipelines.core.averaging.division import Division
 from pipelines.core.averaging.figures import Round
 from pipelines.core.averaging.group.blocklist import Blocklist
 from pipelines.core.averaging.group.time_limits import AttemptTimes
-from pipelines.core.averaging.wire.parallel_streams import MAX_STREAMS
+from pipelines.core.averaging.wire.streams import MAX_STREAMS
 from pipelines.core.swarm.upload_limit import BYTES_PER_MEGABIT
 
 logger = logging.getLogger(__name__)

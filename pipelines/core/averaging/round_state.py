@@ -1,35 +1,51 @@
-"""One round as this peer takes part in it: what its runner, its sending end and its reducing end share."""
+"""One round as this peer takes part in it: what its ends, the taking of its answers and the checks of these share."""
 
+import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, Self
+from typing import Any, Self
 
 import torch
-from hivemind.averaging.allreduce import AllReduceRunner
+from hivemind.averaging.allreduce import AveragingMode
 from hivemind.averaging.partition import TensorPartContainer
-from hivemind.compression import CompressionInfo
+from hivemind.compression import CompressionBase, CompressionInfo
 from hivemind.p2p import PeerID
+from hivemind.p2p.servicer import StubBase
 from hivemind.proto import averaging_pb2
 
-from pipelines.core.averaging.checks import PartForm, RoundTerms
+from pipelines.core.admission.averaging_gate import GroupSignatures
 from pipelines.core.averaging.reduce.robust_aggregation import AggregationRule
 from pipelines.core.averaging.reduce.suspects import Misbehaviour
-from pipelines.core.averaging.wire.parallel_streams import ParallelStreams
+from pipelines.core.averaging.wire.signed_parts import RoundAnswers, RoundInputs
+from pipelines.core.averaging.wire.streams import ParallelStreams
 from pipelines.core.swarm.upload_limit import BYTES_PER_MEGABIT
 
+PREFETCH = 1
+"""Parts of each stream that are compressed or checked ahead."""
 
-class Signatures(Protocol):
-    """How members of a group sign, and check each other's signatures."""
 
-    def sign(self, statement: bytes) -> bytes:
-        """Return this peer's signature."""
+@dataclass(frozen=True, kw_only=True)
+class PartForm:
+    """What a part of the vector looks like."""
 
-    def verify(self, peer_id: PeerID, statement: bytes, signature: bytes) -> bool:
-        """Tell whether a member has signed a statement."""
+    shape: torch.Size
+    info: CompressionInfo
 
-    def has_signed(self, peer_id: PeerID, token: str, statement: bytes, signature: bytes) -> bool:
-        """Tell whether the key that a peer's token names has signed a statement."""
+
+@dataclass(frozen=True, kw_only=True)
+class RoundTerms:
+    """What all members know of a round."""
+
+    group_id: bytes
+    senders: frozenset[PeerID]
+    parts: Mapping[PeerID, Sequence[PartForm]]
+    """Each reducer's share of the vector."""
+
+    compression: CompressionBase
+    rule: AggregationRule
+    has_signed: Callable[[PeerID, str, bytes, bytes], bool]
+    """Whether the key in a peer's token has signed a statement."""
 
 
 @dataclass(kw_only=True)
@@ -81,64 +97,88 @@ class Arrivals:
 
 @dataclass(frozen=True, kw_only=True)
 class RoundState:
-    """See the module. `members` are in the group's order; what is by reducer is in that order, too."""
+    """See the module."""
 
     peer_id: PeerID
     """This peer's."""
 
-    weight: float
+    weight: float = 1.0
     """Of this peer's vector."""
 
-    members: Sequence[PeerID]
-    senders: Sequence[PeerID]
-    container: TensorPartContainer
-    """Cuts this peer's vector into parts, and takes the averages; it drops its parts when it has all of these."""
+    modes: Mapping[PeerID, AveragingMode]
+    """How each member takes part, in the group's order."""
+
+    parts: Mapping[PeerID, Sequence[tuple[torch.Tensor, CompressionInfo]]]
+    """This peer's vector as it is cut for each reducer: views of the averager's tensors."""
 
     terms: RoundTerms
-    own_infos: Sequence[CompressionInfo]
-    """How the parts that this peer reduces are compressed."""
-
-    streams: Sequence[ParallelStreams]
+    streams: Mapping[PeerID, ParallelStreams]
     """In which streams a sender's parts go to each reducer."""
 
-    signatures: Signatures
+    signatures: GroupSignatures
+    stub_of: Callable[[PeerID], StubBase]
+    """What another member can be asked by."""
+
     count_bytes: Callable[[int], None]
     """Told as they are sent: answers to slower peers continue after this peer's own result is complete."""
 
+    is_last_attempt: bool
+    """Whether a part that nobody has an average of counts as zero, instead of another attempt."""
+
+    sender_timeout: float | None = None
+    """After how many silent seconds a sender is given up; None: never."""
+
+    reducer_timeout: float | None = None
+    inputs: RoundInputs
+    answers: RoundAnswers
+    sent: dict[tuple[PeerID, int], tuple[float, bytes]] = field(default_factory=dict)
+    """Weight and digest of this peer's own parts, by reducer and number, to which it has itself answered."""
+
     arrivals: Arrivals = field(default_factory=Arrivals)
     offences: set[tuple[PeerID, Misbehaviour]] = field(default_factory=set)
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set once this peer has all answers, or has given up: from then on nobody is to blame."""
 
     @classmethod
     def of(
-        cls, runner: AllReduceRunner, rule: AggregationRule, signatures: Signatures, count_bytes: Callable[[int], None]
+        cls,
+        *,
+        group_id: bytes,
+        modes: Mapping[PeerID, AveragingMode],
+        tensors: Sequence[torch.Tensor],
+        peer_fractions: Sequence[float],
+        compression: CompressionBase,
+        part_size_bytes: int,
+        tensor_infos: Sequence[CompressionInfo] | None = None,
+        rule: AggregationRule,
+        signatures: GroupSignatures,
+        **fields: Any,
     ) -> Self:
-        """Return the state of a round that hivemind's runner has prepared."""
-        container, members = runner.tensor_part_container, runner.ordered_peer_ids
-        parts_by_reducer = container._input_parts_by_peer
+        """Return the state of a round that begins: of these tensors each member reduces its fraction."""
+        cut = TensorPartContainer(tensors, peer_fractions, compression, part_size_bytes, tensor_infos)
+        parts = dict(zip(modes, map(tuple, cut._input_parts_by_peer), strict=True))
         return cls(
-            peer_id=runner.peer_id,
-            weight=runner.weight,
-            members=members,
-            senders=runner.sender_peer_ids,
-            container=container,
+            modes=modes,
+            parts=parts,
             terms=RoundTerms(
-                group_id=runner.group_id,
-                senders=frozenset(runner.sender_peer_ids),
+                group_id=group_id,
+                senders=frozenset(peer for peer, mode in modes.items() if mode != AveragingMode.AUX),
                 parts={
-                    reducer: tuple(PartForm(shape=part.shape, info=info) for part, info in parts)
-                    for reducer, parts in zip(members, parts_by_reducer, strict=True)
+                    reducer: tuple(PartForm(shape=part.shape, info=info) for part, info in share)
+                    for reducer, share in parts.items()
                 },
-                compression=container.compression,
+                compression=compression,
                 rule=rule,
                 has_signed=signatures.has_signed,
             ),
-            # Copied, because the container drops them when this peer has its result, and others may still wait.
-            own_infos=tuple(info for _, info in parts_by_reducer[members.index(runner.peer_id)]),
-            streams=tuple(
-                ParallelStreams.deal([part.numel() for part, _ in parts], len(members)) for parts in parts_by_reducer
-            ),
+            streams={
+                reducer: ParallelStreams.deal([part.numel() for part, _ in share], len(modes))
+                for reducer, share in parts.items()
+            },
             signatures=signatures,
-            count_bytes=count_bytes,
+            inputs=RoundInputs(modes),
+            answers=RoundAnswers(modes),
+            **fields,
         )
 
     @property
@@ -146,10 +186,38 @@ class RoundState:
         """Names the round."""
         return self.terms.group_id
 
-    def parts_of_stream(self, reducer_index: int, number: int) -> tuple[tuple[torch.Tensor, CompressionInfo], ...]:
-        """Return this peer's parts that go to a reducer in one stream; none when the round is over."""
-        parts = tuple(self.container._input_parts_by_peer[reducer_index])
-        return tuple(parts[index] for index in self.streams[reducer_index].part_indices(number)) if parts else ()
+    @property
+    def senders(self) -> list[PeerID]:
+        """Members that send a vector, in the group's order."""
+        return [peer for peer in self.modes if peer in self.terms.senders]
+
+    @property
+    def sends(self) -> bool:
+        """Whether this peer does; else it listens, and helps if it reduces."""
+        return self.peer_id in self.terms.senders
+
+    def reads_last(self, peer: PeerID) -> bool:
+        """Tell whether a peer reads its answers only when it has sent everything: clients do.
+
+        hivemind also has those do it that reduce nothing: a slow link then carries its two directions one after the
+        other.
+        """
+        return self.modes[peer] == AveragingMode.CLIENT
+
+    @property
+    def share_answered(self) -> float:
+        """Share of the vector whose average has arrived, in [0, 1]."""
+        missing = sum(self.parts[peer][index][0].numel() for peer in self.modes for index in self.missing(peer))
+        return 1.0 - missing / max(1, self.total_size)
+
+    @property
+    def total_size(self) -> int:
+        """Number of values in the vector."""
+        return sum(part.numel() for share in self.parts.values() for part, _ in share)
+
+    def missing(self, reducer: PeerID) -> range:
+        """Return the parts of a reducer's share of which this peer has no answer; they come in order."""
+        return range(len(self.answers.held(reducer)), len(self.parts[reducer]))
 
     def name(self, peer_id: PeerID, offence: Misbehaviour) -> None:
         """Note who has done what."""

@@ -10,9 +10,9 @@ from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2
 from hivemind.utils.asyncio import amap_in_executor, as_aiter
 
-from pipelines.core.averaging.round_state import RoundState
-from pipelines.core.averaging.wire.proportional_order import ProportionalOrder
-from pipelines.core.averaging.wire.signed_inputs import part_statement
+from pipelines.core.averaging.round_state import PREFETCH, RoundState
+from pipelines.core.averaging.wire.signed_parts import part_statement
+from pipelines.core.averaging.wire.streams import ProportionalOrder
 
 
 async def pass_at_once(number: int) -> None:
@@ -25,8 +25,6 @@ class SendingEnd:
     def __init__(self, state: RoundState, pass_bytes: Callable[[int], Awaitable[None]] = pass_at_once) -> None:
         """`pass_bytes` waits until so many bytes may be sent."""
         self._round, self._order = state, ProportionalOrder(pass_bytes)
-        self.sent: dict[tuple[PeerID, int], tuple[float, bytes]] = {}
-        """Weight and digest of this peer's own parts, by reducer and number, to which it has itself answered."""
 
     def signed_part(
         self, reducer: PeerID, part_index: int, part_and_info: tuple[torch.Tensor, CompressionInfo]
@@ -42,21 +40,20 @@ class SendingEnd:
         )  # fmt: skip
         return part_index, message, digest
 
-    async def messages_of_stream(self, reducer_index: int, number: int) -> AsyncIterator[averaging_pb2.AveragingData]:
+    async def messages_of_stream(self, reducer: PeerID, number: int) -> AsyncIterator[averaging_pb2.AveragingData]:
         """Yield the parts that go to a reducer in one stream."""
-        state, reducer = self._round, self._round.members[reducer_index]
-        parts = state.parts_of_stream(reducer_index, number)
+        state, parts = self._round, self._round.parts[reducer]
+        indices = state.streams[reducer].part_indices(number)
         signed = amap_in_executor(
             partial(self.signed_part, reducer),
-            as_aiter(*state.streams[reducer_index].part_indices(number)[: len(parts)]),
-            as_aiter(*parts),
-            max_prefetch=state.container.prefetch,
+            as_aiter(*indices),
+            as_aiter(*(parts[index] for index in indices)),
+            max_prefetch=PREFETCH,
         )
-        num_parts = state.container.num_parts_by_peer[reducer_index]
         async for part_index, message, digest in signed:
-            self.sent[reducer, part_index] = (message.weight, digest)
+            state.sent[reducer, part_index] = (message.weight, digest)
             state.count_bytes(len(message.tensor_part.buffer))
-            await self._order.pass_part(len(message.tensor_part.buffer), (part_index + 1) / num_parts)
+            await self._order.pass_part(len(message.tensor_part.buffer), (part_index + 1) / len(parts))
             yield message
 
 

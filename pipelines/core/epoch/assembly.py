@@ -13,7 +13,6 @@ from pipelines.core.averaging.group.time_limits import RoundTimes
 from pipelines.core.averaging.wire.codec import averaging_compression, check_codec
 from pipelines.core.epoch.acquaintances import Acquaintances
 from pipelines.core.epoch.epoch_end import EpochContext
-from pipelines.core.epoch.gathering import SummedGradients
 from pipelines.core.epoch.gradient_averager import SwarmGradientAverager
 from pipelines.core.epoch.hivemind_options import (
     averager_options,
@@ -22,6 +21,7 @@ from pipelines.core.epoch.hivemind_options import (
     transfer_limits,
     upload_options,
 )
+from pipelines.core.epoch.local_steps import SummedGradients
 from pipelines.core.epoch.optimizer import SECONDS_TO_SHUT_DOWN, SwarmOptimizer
 from pipelines.core.epoch.progress_tracking import SwarmProgressTracker
 from pipelines.core.epoch.reduction import Reduction, reduction_of

@@ -16,8 +16,8 @@ from hivemind.utils import get_dht_time
 
 from pipelines.core.averaging.group.time_limits import RoundTimes
 from pipelines.core.epoch.acquaintances import Acquaintances
-from pipelines.core.epoch.gathering import Gathering
 from pipelines.core.epoch.gradient_averager import SwarmGradientAverager
+from pipelines.core.epoch.local_steps import Gathering
 from pipelines.core.epoch.missed_rounds import (
     MissedRoundError,
     leave_round,
@@ -75,11 +75,6 @@ class EpochContext:
     def epoch(self) -> int:
         """The epoch whose gradients are gathered here."""
         return self.state.local_epoch
-
-    @property
-    def global_epoch(self) -> int:
-        """The swarm's epoch, as confirmed by other peers."""
-        return self.tracker.global_epoch
 
 
 def end_epoch(parts: EpochContext) -> None:

@@ -10,8 +10,8 @@ import torch
 
 from pipelines.core.averaging.checks import Checks
 from pipelines.core.averaging.division import Division
-from pipelines.core.epoch.gathering import Gathering, LocalSteps, SummedGradients
 from pipelines.core.epoch.gradient_averager import SwarmGradientAverager
+from pipelines.core.epoch.local_steps import Gathering, LocalSteps, SummedGradients
 from pipelines.core.run.training_run import TrainingRun
 from pipelines.core.state.training_state import TrainingState
 

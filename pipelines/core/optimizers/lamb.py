@@ -11,9 +11,8 @@ from typing import Any, ClassVar
 import torch
 from torch.optim.optimizer import ParamsT, StateDict
 
+from pipelines.core.block_quantisation import Statistic, initial_state, read_statistic, write_statistic
 from pipelines.core.equal_arithmetic import SPAN, norm, power, root_, shared_out, spans, workers
-from pipelines.core.optimizers.block_statistics import Statistic, initial_state, read_statistic, write_statistic
-from pipelines.core.optimizers.gradient_norm import global_norm
 from pipelines.core.optimizers.parameter_groups import weight_decay_groups
 
 SPAN_ON_GPU = 2**22
@@ -25,6 +24,13 @@ MAX_WEIGHT_NORM = 10_000.0
 MEAN = Statistic(name="exp_avg", is_signed=True)
 SQUARE = Statistic(name="exp_avg_sq", is_signed=False)
 """Means of the gradients and of their squares."""
+
+LARGEST_NORM = 2.0**64
+"""The square of a gradient of more is infinite in float32."""
+
+
+class RefusedStepError(ValueError):
+    """A step along a gradient that no optimizer can use; nothing has changed."""
 
 
 class Lamb(torch.optim.Optimizer):
@@ -151,3 +157,12 @@ def _copy_state(own: dict[str, torch.Tensor], loaded: dict[str, torch.Tensor], i
                 "The other peer uses another optimizer_bits or model size."
             )
         tensor.copy_(other)
+
+
+def global_norm(optimizer: torch.optim.Optimizer) -> float:
+    """Return the L2 norm of all gradients of an optimizer's parameters; RefusedStepError if float32 has it not."""
+    gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    found = norm(*gradients)
+    if not found < LARGEST_NORM:
+        raise RefusedStepError(f"The global gradient norm is {found}; the step is refused and nothing has changed.")
+    return found

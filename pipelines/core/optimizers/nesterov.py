@@ -3,7 +3,7 @@
 import torch
 from torch.optim.optimizer import ParamsT
 
-from pipelines.core.optimizers.gradient_norm import global_norm
+from pipelines.core.optimizers.lamb import global_norm
 
 
 class Nesterov(torch.optim.Optimizer):

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pipelines.core.averaging.reduce.finite_values import is_finite
+from pipelines.core.equal_arithmetic import is_finite
 from pipelines.core.state.digest import StateManifest, TensorSpec, check_manifest
 from pipelines.core.state.snapshot import StateSnapshot
 from pipelines.core.state.votes import cut_into_jobs

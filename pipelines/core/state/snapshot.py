@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
-from pipelines.core.averaging.reduce.finite_values import is_finite
+from pipelines.core.equal_arithmetic import is_finite
 from pipelines.core.state.digest import (
     StateManifest,
     TensorSpec,

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import ParamsT
 
-from pipelines.core.optimizers.gradient_norm import RefusedStepError
+from pipelines.core.optimizers.lamb import RefusedStepError
 from pipelines.core.state.digest import StateManifest, named_state
 from pipelines.core.state.snapshot import StateSnapshot
 

@@ -10,7 +10,7 @@ import logging
 import random
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
@@ -21,16 +21,15 @@ from hivemind.p2p.servicer import StubBase
 from hivemind.proto import averaging_pb2
 from hivemind.utils.asyncio import as_aiter
 
-from pipelines.core.averaging.checks import CheckedRound, Checks, Messages, RoundTerms
+from pipelines.core.averaging.checks import Checks, Messages
 from pipelines.core.averaging.group.blocklist import MOST_REMEMBERED, Blocklist
 from pipelines.core.averaging.reduce.suspects import Misbehaviour
-from pipelines.core.averaging.wire.signed_answers import (
-    RoundAnswers,
+from pipelines.core.averaging.round_state import RoundState, RoundTerms
+from pipelines.core.averaging.wire.signed_parts import (
     answers_request,
     read_answers_request,
     read_seal,
 )
-from pipelines.core.averaging.wire.signed_inputs import RoundInputs
 from pipelines.core.averaging.wire.streams import open_greeted
 from pipelines.core.swarm.upload_limit import UploadLimit, pass_bytes
 from pipelines.features.audits.evidence import Evidence, Verdict, read_header, verdict
@@ -56,19 +55,14 @@ HEARD_AT_ONCE = 4
 """Accusations of which the evidence is in memory at the same time, each of another accuser."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class _Round:
     """What is known of a round for as long as its answers can be checked."""
 
-    terms: RoundTerms
-    members: frozenset[PeerID]
+    state: RoundState
     listeners: tuple[PeerID, ...]
     """Other members that answer calls."""
 
-    inputs: RoundInputs
-    answers: RoundAnswers
-    sent: Mapping[tuple[PeerID, int], tuple[float, bytes]]
-    tokens: Mapping[PeerID, str]
     convicted: set[PeerID] = field(default_factory=set)
     heard: set[tuple[PeerID, PeerID]] = field(default_factory=set)
     silent: set[PeerID] = field(default_factory=set)
@@ -102,23 +96,17 @@ class RoundChecks(Checks):
         """Return whether a peer is to be kept out of groups now."""
         return self._convicted.avoids(peer, time.monotonic()) or super().avoids(peer)
 
-    def open(self, runner: CheckedRound, tokens: Mapping[PeerID, str]) -> None:
+    def open(self, state: RoundState) -> None:
         """Keep what members may ask about a round that begins now; of older rounds only the last one is kept."""
-        modes = zip(runner.ordered_peer_ids, runner.modes, strict=True)
-        self._rounds[runner.group_id] = _Round(
-            terms=runner.terms,
-            members=frozenset(runner.ordered_peer_ids) - {self._peer_id},
-            listeners=tuple(p for p, mode in modes if mode != AveragingMode.CLIENT and p != self._peer_id),
-            inputs=runner.inputs,
-            answers=runner.answers,
-            sent=runner.sent,
-            tokens=tokens,
-        )
+        super().open(state)
+        answering = (peer for peer, mode in state.modes.items() if mode != AveragingMode.CLIENT)
+        self._rounds[state.group_id] = _Round(state, tuple(peer for peer in answering if peer != self._peer_id))
         for group_id in list(self._rounds)[:-ROUNDS_KEPT]:
-            self.close(group_id)
+            del self._rounds[group_id]
 
     def close(self, group_id: bytes) -> None:
         """Forget a round."""
+        super().close(group_id)
         self._rounds.pop(group_id, None)
 
     def begin(self, group_id: bytes) -> None:
@@ -135,7 +123,7 @@ class RoundChecks(Checks):
         """Return what one of this peer's answers was made of, to a member of that round."""
         group_id, reducer, part_indices = read_answers_request(request)
         known = self._rounds.get(group_id)
-        return () if known is None or reducer != self._peer_id else known.inputs.shown_to(member, part_indices)
+        return () if known is None or reducer != self._peer_id else known.state.inputs.shown_to(member, part_indices)
 
     async def hear(self, accuser: PeerID, messages: Messages) -> AsyncGenerator[averaging_pb2.AveragingData, None]:
         """Ask for evidence against a member if there is none yet, judge it, and name one of the two."""
@@ -150,7 +138,7 @@ class RoundChecks(Checks):
                 return
             try:
                 async with asyncio.timeout(SECONDS_TO_HEAR):
-                    evidence = await _received(hello, messages, len(known.terms.senders))
+                    evidence = await _received(hello, messages, len(known.state.terms.senders))
             except (TimeoutError, StopAsyncIteration):  # it says nothing of anybody
                 known.silent.add(accuser)
                 return
@@ -168,8 +156,8 @@ class RoundChecks(Checks):
         except ValueError:
             return False
         is_new = reducer not in known.convicted and (accuser, reducer) not in known.heard
-        is_about_others = reducer in known.members and accuser in known.members
-        if not (known.tokens and is_new and is_about_others) or self.avoids(accuser):
+        is_about_others = {reducer, accuser} <= known.state.modes.keys() - {self._peer_id}
+        if not (known.state.signatures.tokens and is_new and is_about_others) or self.avoids(accuser):
             return False
         known.heard.add((accuser, reducer))
         return True
@@ -197,31 +185,31 @@ class RoundChecks(Checks):
 
     def _draw(self, known: _Round) -> tuple[PeerID, int] | None:
         """Return a part of another reducer's share that this peer has an answer to; None if it has none."""
-        reducers = [peer for peer in known.listeners if known.answers.held(peer)]
+        reducers = [peer for peer in known.listeners if known.state.answers.held(peer)]
         if not reducers:
             return None
         reducer = self._generator.choice(reducers)
-        return reducer, self._generator.choice(list(known.answers.held(reducer)))
+        return reducer, self._generator.choice(list(known.state.answers.held(reducer)))
 
     async def _ask(self, known: _Round, reducer: PeerID, part_index: int) -> Evidence:
-        answer = known.answers.held(reducer)[part_index]
+        answer = known.state.answers.held(reducer)[part_index]
         num_inputs = len(read_seal(answer.peer_id)[1])
-        request = answers_request(known.terms.group_id, reducer, [part_index])
+        request = answers_request(known.state.group_id, reducer, [part_index])
         async with asyncio.timeout(SECONDS_FOR_A_PROOF):
             stream = await self._stub_of(reducer).rpc_show_inputs(request)
             async with aclosing(stream):
                 inputs = [await anext(stream) for _ in range(num_inputs)]
-        return Evidence.of(reducer, part_index, known.tokens, [answer, *inputs])
+        return Evidence.of(reducer, part_index, known.state.signatures.tokens, [answer, *inputs])
 
     def _is_in(self, known: _Round, evidence: Evidence) -> bool:
         """Return whether this peer's own part is among the inputs if it got the answer for it; only this peer knows."""
-        sent = known.sent.get((evidence.reducer, evidence.part_index))
+        sent = known.state.sent.get((evidence.reducer, evidence.part_index))
         return sent is None or (self._peer_id, *sent) in [
             (c.sender, c.declared, c.digest) for c in evidence.contributions
         ]
 
     async def _judged(self, evidence: Evidence, known: _Round) -> Verdict:
-        return await asyncio.get_running_loop().run_in_executor(None, self.judge, evidence, known.terms)
+        return await asyncio.get_running_loop().run_in_executor(None, self.judge, evidence, known.state.terms)
 
     def _convict(self, known: _Round, evidence: Evidence) -> None:
         """Avoid a reducer whose lie is proven, and show it to all others, who may know nothing of it."""
@@ -230,7 +218,7 @@ class RoundChecks(Checks):
         known.convicted.add(evidence.reducer)
         self._convicted.avoid(evidence.reducer, time.monotonic())
         self._name(evidence.reducer, Misbehaviour.FALSE_AVERAGE)
-        for member in known.listeners if known.tokens else ():
+        for member in known.listeners if known.state.signatures.tokens else ():
             if member != evidence.reducer:
                 self._in_background(self._accuse(known, evidence, member))
 
@@ -246,7 +234,7 @@ class RoundChecks(Checks):
     async def _accuse(self, known: _Round, evidence: Evidence, member: PeerID) -> None:
         """Show evidence to a member of the round, unless it knows already."""
         hello = averaging_pb2.AveragingData(
-            code=averaging_pb2.REQUEST_JOIN, group_id=known.terms.group_id, peer_id=evidence.header()
+            code=averaging_pb2.REQUEST_JOIN, group_id=known.state.group_id, peer_id=evidence.header()
         )
         with suppress(Exception):  # it knows already, or it is gone
             async with asyncio.timeout(SECONDS_FOR_A_PROOF):

@@ -20,16 +20,15 @@ from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2, runtime_pb2
 from hivemind.utils import MSGPackSerializer
 
-from pipelines.core.averaging.checks import PartForm, RoundTerms
 from pipelines.core.averaging.reduce.robust_aggregation import (
     FAR_OFF,
     aggregate,
     are_possible_weights,
 )
 from pipelines.core.averaging.reduce.suspects import Misbehaviour, PartRefusedError
+from pipelines.core.averaging.round_state import PartForm, RoundTerms
 from pipelines.core.averaging.wire.codec import read_buffer
-from pipelines.core.averaging.wire.signed_answers import WeighedInput, answer_statement, read_seal, seal
-from pipelines.core.averaging.wire.signed_inputs import part_statement
+from pipelines.core.averaging.wire.signed_parts import WeighedInput, answer_statement, part_statement, read_seal, seal
 from pipelines.core.equal_arithmetic import norm
 
 SOUND_SHARES, FALSE_SHARES = (0.1, 1e-4), (0.3, 1e-3)

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch.optim.optimizer import ParamsT
 
+from pipelines.core.block_quantisation import initial_state, read_statistic, write_statistic
 from pipelines.core.equal_arithmetic import product
 from pipelines.core.optimizers.adamw import AdamW
-from pipelines.core.optimizers.block_statistics import initial_state, read_statistic, write_statistic
 from pipelines.core.optimizers.lamb import MEAN, SQUARE
 from pipelines.core.optimizers.parameter_groups import weight_decay_groups
 

@@ -8,7 +8,7 @@ import asyncio
 import logging
 import multiprocessing
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -22,7 +22,6 @@ from hivemind.p2p import P2PContext, PeerID
 from hivemind.proto import averaging_pb2
 from hivemind.utils import MSGPackSerializer
 
-from pipelines.core.admission.averaging_gate import GroupSignatures
 from pipelines.core.averaging.figures import Round
 from pipelines.core.averaging.group.blocklist import Blocklist
 from pipelines.core.averaging.group.time_limits import AttemptTimes
@@ -184,16 +183,14 @@ class SparseGradientAverager(SwarmGradientAverager):
         super()._check_gathered(gathered)
         announced_in(gathered, self._cache.sizes)
 
-    def _new_runner(self, *, ordered_peer_ids: tuple[PeerID, ...], gathered: tuple[bytes, ...], **kwargs: Any) -> Round:
-        found = {
-            peer: announced_in(data, self._cache.sizes) for peer, data in zip(ordered_peer_ids, gathered, strict=True)
-        }
+    def _new_round(self, group: GroupInfo, modes: Mapping[PeerID, AveragingMode], **options: Any) -> Round:
+        found = {peer: announced_in(told, self._cache.sizes) for peer, told in zip(modes, group.gathered, strict=True)}
         seconds, is_last = self._attempt_seconds(), self._num_attempts_left == 0
         announced = {peer: announcement for peer, announcement in found.items() if announcement is not None}
         terms = ContributionTerms(
             peer_id=self.peer_id,
             epoch=self._cache.epoch,
-            modes=dict(zip(ordered_peer_ids, kwargs["modes"], strict=True)),
+            modes=modes,
             announced=announced,
             seconds=self._longest_attempt if is_last or seconds is None else seconds,
             max_weight_ratio=self._rule.max_weight_ratio,
@@ -204,12 +201,8 @@ class SparseGradientAverager(SwarmGradientAverager):
         own = terms.announced.get(self.peer_id)
         if own is not None and own.fan_out is None and self.peer_id not in terms.answering:  # nobody can take it here
             self._in_background(self._give(drawn_order(own.digest, terms.answering), own, terms.epoch))
-        return self.round_type(
-            terms, self.codec, self._transfers, kwargs["signatures"], self._blocklist, self._note_scale
-        )
-
-    def _keep_for_members(self, runner: object, signatures: GroupSignatures) -> None:
-        """Nothing but contributions, which are on the cache."""
+        signatures = self._gate.signatures_of(modes)
+        return self.round_type(terms, self.codec, self._transfers, signatures, self._blocklist, self._note_scale)
 
     def _sign_receipt(self, digest: bytes, epoch: int) -> bytes:
         return self._gate.signatures_of(()).sign(receipt_statement(self.peer_id, digest, epoch))

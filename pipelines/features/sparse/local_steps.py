@@ -5,7 +5,7 @@ from typing import Protocol
 
 import torch
 
-from pipelines.core.epoch.gathering import GradientSum, LocalSteps
+from pipelines.core.epoch.local_steps import GradientSum, LocalSteps
 from pipelines.core.gradients.computation import gradients_are_finite
 from pipelines.core.run.training_run import TrainingRun
 from pipelines.core.state.training_state import TrainingState
@@ -49,7 +49,7 @@ class SparseLocalSteps(LocalSteps):
         self._was_lost, self._samples_sent = False, 0
 
     def finish(self, epoch: int) -> None:
-        """See `Gathering`: the largest values of the progress, and of what has not been sent before."""
+        """See `LocalSteps`: the largest values of the progress, and of what has not been sent before."""
         self._settle()
         self._samples_sent = self._num_samples
         super().finish(epoch)
@@ -69,7 +69,7 @@ class SparseLocalSteps(LocalSteps):
             own.copy_(sent)
 
     def lose_round(self) -> None:
-        """See `Gathering`: it counts in the next round."""
+        """See `LocalSteps`: it counts in the next round."""
         self._was_lost = True
 
     def offer_again(self) -> int:
@@ -80,7 +80,7 @@ class SparseLocalSteps(LocalSteps):
         return self._num_samples
 
     def restart(self, *, keep_gradient: bool) -> int:
-        """See `Gathering`. Progress that may still count is sent with the next one."""
+        """See `LocalSteps`. Progress that may still count is sent with the next one."""
         self._settle()
         if keep_gradient:
             self._inner.take_pseudo_gradient(self._averager.gathered())

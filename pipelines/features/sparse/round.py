@@ -6,17 +6,18 @@ import math
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from hivemind.averaging.allreduce import AveragingMode
 from hivemind.averaging.partition import AllreduceException
 from hivemind.p2p import PeerID
 
+from pipelines.core.admission.averaging_gate import GroupSignatures
+from pipelines.core.averaging.figures import Round
 from pipelines.core.averaging.group.blocklist import Blocklist
 from pipelines.core.averaging.reduce.robust_aggregation import bounded_weights, excess_weights
 from pipelines.core.averaging.reduce.suspects import Misbehaviour
-from pipelines.core.averaging.round_state import Signatures
 from pipelines.features.sparse.announcement import Announcement, drawn_order, receipt_statement
 from pipelines.features.sparse.codec import SparseCodec, SparseUpdate
 from pipelines.features.sparse.mean import mean, norm_scales
@@ -71,69 +72,43 @@ class ContributionTerms:
         return [member for member, mode in self.modes.items() if mode != AveragingMode.CLIENT]
 
 
-@dataclass(eq=False)
-class ContributionRound:
+class ContributionRound(Round):
     """Collects what the members of a group have announced, checks it, and yields the mean, tensor by tensor.
 
     The digests make it irrelevant who passes a contribution on. One that cannot be decoded counts for nobody, since all
     see the same bytes. What is missing when time is up is missing for all, as far as members can tell: each passes on
     what it has, and takes nothing from an owner any more in the last third. The group then meets again without the
-    owner; in the last attempt the contribution counts as not made.
+    owner; in the last attempt the contribution counts as not made: `terms` say how long that waits.
+
+    Nobody averages for others, and no work is given out by what links carry: contributions are small.
     """
 
-    terms: ContributionTerms
-    codec: SparseCodec
-    transfers: Transfers
-    signatures: Signatures
-    blocklist: Blocklist
-    """Peers that were given contributions and do not pass them on."""
+    late_offence = Misbehaviour.WITHHELD
 
-    note_scale: Callable[[bytes, float], None]
-    """Hears by which factor the mean has shortened this peer's own contribution, and its digest."""
+    def __init__(
+        self,
+        terms: ContributionTerms,
+        codec: SparseCodec,
+        transfers: Transfers,
+        signatures: GroupSignatures,
+        blocklist: Blocklist,
+        note_scale: Callable[[bytes, float], None],
+    ) -> None:
+        """`blocklist`: peers that were given contributions and do not pass them on.
 
-    offences: set[tuple[PeerID, Misbehaviour]] = field(default_factory=set)
-    banned_senders: set[PeerID] = field(default_factory=set)
-    """Members whose contributions cannot be used."""
-
-    lost_senders: set[PeerID] = field(default_factory=set)
-    """Members whose contributions nobody has given."""
-
-    share_averaged: float = 1.0
-    bad_reducers: frozenset[PeerID] = frozenset()
-    """Nobody averages for others."""
-
-    def __post_init__(self) -> None:
+        `note_scale` hears by which factor the mean has shortened this peer's own contribution, and its digest.
+        """
+        super().__init__(terms.announced, set())
+        self.terms, self.codec, self.transfers, self.signatures = terms, codec, transfers, signatures
+        self.blocklist, self.note_scale = blocklist, note_scale
         self._tasks: set[asyncio.Task[None]] = set()
         self._refused: set[bytes] = set()  # digests that their fan-out node did not give to this peer
-        self.late_senders = {owner for owner in self.terms.announced if self._content_of(owner) is None}
-        """Members whose contributions are still missing."""
-
-    def delivered_mbit(self) -> dict[bytes, float]:
-        """Return nothing: no work is given out by what links carry."""
-        return {}
-
-    share_reduced: float = 0.0
-
-    def late_mbit(self) -> dict[PeerID, float]:
-        """Return nothing: contributions are small."""
-        return {}
+        self._late = {owner for owner in terms.announced if self._content_of(owner) is None}
 
     @property
-    def sender_peer_ids(self) -> list[PeerID]:
-        """Members that have announced a contribution."""
-        return list(self.terms.announced)
-
-    def end_round(self) -> set[tuple[PeerID, Misbehaviour]]:
-        """Return the offences."""
-        return self.offences
-
-    async def drop_late_senders(self) -> None:
-        """Nothing: `terms` say how long the last attempt waits."""
-
-    def name_late_senders(self) -> None:
-        """Report those whose contributions were missing when the attempt was aborted."""
-        for owner in self.late_senders:
-            self._name(owner, Misbehaviour.WITHHELD)
+    def late_senders(self) -> set[PeerID]:
+        """Members whose contributions are still missing."""
+        return self._late
 
     def finalize(self, *, cancel: bool = False, exception: BaseException | None = None) -> set[asyncio.Task[None]]:
         """End the round when the averager shuts down; return what is still running."""
@@ -156,7 +131,7 @@ class ContributionRound:
 
     async def _collect_all(self) -> None:
         self._end_of_owners = asyncio.get_running_loop().time() + SHARE_FROM_OWNERS * self.terms.seconds
-        self._tasks = {asyncio.create_task(self._collect(owner)) for owner in self.late_senders}
+        self._tasks = {asyncio.create_task(self._collect(owner)) for owner in self._late}
         if not self._tasks:
             return
         # An attempt that is not the last one is aborted from outside.
@@ -173,7 +148,7 @@ class ContributionRound:
                 async for source, share, is_patient in sources:
                     await self._take(owner, source, share * self.terms.seconds, is_patient=is_patient)
                     if self._content_of(owner) is not None:
-                        self.late_senders.discard(owner)
+                        self._late.discard(owner)
                         return
 
     async def _sources(self, owner: PeerID) -> AsyncGenerator[tuple[PeerID, float, bool], None]:

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from pipelines.core.equal_arithmetic import SPAN, norm, power, product, root_, squared_norm, sum_
+from pipelines.core.equal_arithmetic import SPAN, is_finite, norm, power, product, root_, squared_norm, sum_
 
 
 def made_up(shape, seed):
@@ -73,3 +73,25 @@ def test_a_product_is_exact_whatever_the_order_of_its_sums():
     assert torch.equal(product(one[:, shuffled], other[shuffled]), product(one, other))
     negative = -one
     assert torch.equal(product(negative, other), -product(one, other))
+
+
+FLOATS = [torch.float32, torch.float16, torch.bfloat16]
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
+@pytest.mark.parametrize("place", [0, 517, 999])
+def test_one_value_is_found_wherever_it_stands(dtype, value, place):
+    values = torch.ones(1000, dtype=dtype)
+    values[place] = float(value)
+    assert not is_finite(values)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_the_largest_float_is_finite(dtype):
+    assert is_finite(torch.full((1000,), torch.finfo(dtype).max, dtype=dtype))
+
+
+def test_nothing_at_all_and_integers_are_finite():
+    assert is_finite(torch.empty(0))
+    assert is_finite(torch.tensor([255], dtype=torch.uint8))

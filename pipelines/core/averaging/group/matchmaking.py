@@ -171,6 +171,7 @@ class GroupSearch:
         slow. Meanwhile it queries the DHT, whose first query after a peer has left takes long: afterwards nodes know
         whom not to wait for.
         """
+        members = set(members) - {self._matchmaking.peer_id}
         silent = set(members)
 
         async def ask_one(member: PeerID) -> None:

@@ -16,9 +16,9 @@ from hivemind.compression import (
 from hivemind.compression.adaptive import AdaptiveCompressionBase
 from hivemind.proto import runtime_pb2
 
-from pipelines.core.averaging.reduce.finite_values import is_finite
 from pipelines.core.averaging.reduce.suspects import Misbehaviour, PartRefusedError
 from pipelines.core.block_quantisation import dequantise, quantise
+from pipelines.core.equal_arithmetic import is_finite
 from pipelines.core.run.training_run import TrainingRun
 
 BLOCK_SIZE = 4096

@@ -86,9 +86,9 @@ class _HostileSending(SendingEnd):
         super().__init__(*args)
         self._attack = attack
 
-    async def messages_of_stream(self, reducer_index: int, number: int) -> AsyncIterator[averaging_pb2.AveragingData]:
+    async def messages_of_stream(self, reducer: PeerID, number: int) -> AsyncIterator[averaging_pb2.AveragingData]:
         first = None
-        async for message in super().messages_of_stream(reducer_index, number):
+        async for message in super().messages_of_stream(reducer, number):
             first = first or message
             if self._attack == Attack.REPLAYED:
                 message = first
@@ -110,11 +110,10 @@ class _HostileReducing(ReducingEnd):
         return super()._own_input(sending, (number, torch.nan_to_num(part, nan=0.0, posinf=0.0, neginf=0.0)))
 
     async def answers_to_stream(
-        self, stream: AsyncIterator[averaging_pb2.AveragingData], sender_index: int, number: int
+        self, stream: AsyncIterator[averaging_pb2.AveragingData], sender: PeerID, number: int
     ) -> AsyncGenerator[averaging_pb2.AveragingData]:
-        is_favoured = self._round.senders[sender_index] == self._favoured
-        async for answer in super().answers_to_stream(stream, sender_index, number):
-            if is_favoured or self._attack != Attack.UNEVEN_REDUCER:
+        async for answer in super().answers_to_stream(stream, sender, number):
+            if sender == self._favoured or self._attack != Attack.UNEVEN_REDUCER:
                 yield answer
 
     async def _answer(self, average: torch.Tensor, part_index: int) -> averaging_pb2.AveragingData:
@@ -125,9 +124,9 @@ class _HostileReducing(ReducingEnd):
 class HostileRunner(TrustedAllReduceRunner):
     """A round with false parts or answers."""
 
-    def __init__(self, *, attack: Attack, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, attack: Attack, **kwargs: Any) -> None:
         self._attack = attack
-        super().__init__(**kwargs)
+        super().__init__(*args, **kwargs)
 
     @property
     def sending_type(self) -> Callable[..., SendingEnd]:
@@ -137,8 +136,7 @@ class HostileRunner(TrustedAllReduceRunner):
     @property
     def reducing_type(self) -> Callable[..., ReducingEnd]:
         """Reduces as the attack wants it."""
-        modes = dict(zip(self.ordered_peer_ids, self.modes, strict=True))
-        others = (p for p in self.sender_peer_ids if p != self.peer_id and modes[p] == AveragingMode.NODE)
+        others = (p for p, mode in self.state.modes.items() if p != self.state.peer_id and mode == AveragingMode.NODE)
         return partial(_HostileReducing, attack=self._attack, favoured=next(others, None))
 
 

@@ -3,10 +3,10 @@
 import asyncio
 from contextlib import aclosing, asynccontextmanager
 from functools import partial
-from types import SimpleNamespace
 
 import pytest
 import torch
+from hivemind.averaging.allreduce import AveragingMode
 from hivemind.compression import NoCompression, serialize_torch_tensor
 from hivemind.p2p import P2PContext, PeerID
 from hivemind.proto import averaging_pb2
@@ -15,10 +15,11 @@ from pipelines.core.admission.averaging_gate import AveragingGate
 from pipelines.core.averaging.reduce.robust_aggregation import AggregationRule
 from pipelines.core.averaging.reduce.suspects import Misbehaviour
 from pipelines.core.averaging.reducing_end import RoundMemory
+from pipelines.core.averaging.round_state import RoundState
 from pipelines.core.averaging.runner import TrustedAllReduceRunner
 from pipelines.core.averaging.sending_end import stream_hello
-from pipelines.core.averaging.wire import parallel_streams
-from pipelines.core.averaging.wire.parallel_streams import (
+from pipelines.core.averaging.wire import streams
+from pipelines.core.averaging.wire.streams import (
     MAX_STREAMS,
     MIN_VALUES_PER_STREAM,
     ParallelStreams,
@@ -125,14 +126,20 @@ def test_all_streams_are_closed_when_nobody_reads_on():
 @pytest.fixture
 def make_runner(monkeypatch):
     """A reducer of 32 parts for one sender, four streams; it dials nobody, so all it needs of the network is a name."""
-    monkeypatch.setattr(parallel_streams, "MIN_VALUES_PER_STREAM", 1)
-    return lambda signatures=UNSIGNED: TrustedAllReduceRunner(
-        p2p=SimpleNamespace(peer_id=REDUCER), servicer_type=TrustedAllReduceRunner, prefix="test", group_id=GROUP,
-        tensors=[torch.ones(1024) for _ in range(64)], ordered_peer_ids=[REDUCER, SENDER], peer_fractions=(0.5, 0.5),
-        sender_timeout=SECONDS, reducer_timeout=2 * SECONDS, compression=NoCompression(), part_size_bytes=4096,
-        rule=AggregationRule(), recorded_weights=None, memory=RoundMemory(), count_bytes=lambda number: None,
-        signatures=signatures, is_last_attempt=False, pass_bytes=partial(pass_bytes, None),
-    )  # fmt: skip
+    monkeypatch.setattr(streams, "MIN_VALUES_PER_STREAM", 1)
+
+    def make(signatures=UNSIGNED):
+        state = RoundState.of(
+            peer_id=REDUCER, group_id=GROUP, modes=dict.fromkeys((REDUCER, SENDER), AveragingMode.NODE),
+            tensors=[torch.ones(1024) for _ in range(64)], peer_fractions=(0.5, 0.5), sender_timeout=SECONDS,
+            reducer_timeout=2 * SECONDS, compression=NoCompression(), part_size_bytes=4096, rule=AggregationRule(),
+            count_bytes=lambda number: None, signatures=signatures, is_last_attempt=False, stub_of=None,
+        )  # fmt: skip
+        return TrustedAllReduceRunner(
+            state, recorded_weights={}, memory=RoundMemory(), pass_bytes=partial(pass_bytes, None)
+        )
+
+    return make
 
 
 async def codes_of_answers(runner, hello):
@@ -153,7 +160,7 @@ async def open_streams(runner, *stream_indices):
     """Have some streams of the sender open."""
     streams = [asyncio.ensure_future(codes_of_answers(runner, stream_hello(GROUP, n))) for n in stream_indices]
     async with asyncio.timeout(10):
-        while runner._open_streams[SENDER] != set(stream_indices):
+        while runner._reducing._open_streams[SENDER] != set(stream_indices):
             await asyncio.sleep(0.001)
     try:
         yield
@@ -200,7 +207,7 @@ def test_a_sender_that_has_not_signed_its_part_is_left_out_and_named(make_runner
     async def run():
         runner = make_runner(Forged())
         codes = await codes_of_answers(runner, stream_hello(GROUP, 0))
-        assert runner.all_senders_started.is_set(), "nobody waits for its other streams"
+        assert runner._reducing._all_begun.is_set(), "nobody waits for its other streams"
         return codes, runner.offences, runner.banned_senders
 
     codes, offences, banned = asyncio.run(run())
@@ -213,7 +220,7 @@ def test_a_sender_that_does_not_open_all_its_streams_is_given_up(make_runner, nu
     async def run():
         runner = make_runner()
         async with open_streams(runner, *range(num_opened)):
-            await runner._handle_missing_senders()
+            await runner._reducing.end_unbegun_senders()
             return SENDER in runner.banned_senders
 
     assert asyncio.run(run()) == (num_opened < 4)
@@ -224,7 +231,7 @@ def test_a_sender_that_no_stream_reaches_is_lost_at_once_unless_its_own_have_beg
     async def run():
         runner = make_runner()
         async with open_streams(runner, *range(num_opened)):
-            await runner._end_unbegun_sender(SENDER)
+            runner._reducing.end_unbegun(SENDER)
             return set(runner.lost_senders), set(runner.offences)
 
     lost, offences = asyncio.run(run())
@@ -234,14 +241,13 @@ def test_a_sender_that_no_stream_reaches_is_lost_at_once_unless_its_own_have_beg
 def test_nobody_is_late_once_a_reducer_waits_for_no_part(make_runner):
     async def run():
         runner = make_runner()
-        reducer = runner.tensor_part_reducer
-        slow, own = runner.sender_peer_ids.index(SENDER), runner.sender_peer_ids.index(REDUCER)
+        reducer = runner._reducing.reducer
         late = []
         for part in range(len(reducer.part_shapes)):
-            waiting = asyncio.create_task(reducer.accumulate_part(own, part, torch.ones(1024)))
+            waiting = asyncio.create_task(reducer.accumulate_part(REDUCER, part, torch.ones(1024)))
             await asyncio.sleep(0.01)
             late.append(runner.late_senders)
-            await asyncio.gather(waiting, reducer.accumulate_part(slow, part, torch.ones(1024)))
+            await asyncio.gather(waiting, reducer.accumulate_part(SENDER, part, torch.ones(1024)))
         return late, reducer.finished.is_set(), runner.late_senders
 
     late, is_finished, late_at_last = asyncio.run(run())

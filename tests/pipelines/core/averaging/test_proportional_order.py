@@ -2,7 +2,7 @@
 
 import asyncio
 
-from pipelines.core.averaging.wire.proportional_order import ProportionalOrder
+from pipelines.core.averaging.wire.streams import ProportionalOrder
 
 
 class Link:

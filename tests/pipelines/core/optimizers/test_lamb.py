@@ -8,14 +8,14 @@ from bitsandbytes import functional as quantization
 from hivemind.optim.state_averager import dump_optimizer_state, load_optimizer_state
 from installed_features import ALL_OPTIMIZERS
 
-from pipelines.core.equal_arithmetic import SPAN
-from pipelines.core.optimizers.adamw import AdamW
-from pipelines.core.optimizers.block_statistics import (
+from pipelines.core.block_quantisation import (
     Statistic,
     initial_state,
     read_statistic,
     write_statistic,
 )
+from pipelines.core.equal_arithmetic import SPAN
+from pipelines.core.optimizers.adamw import AdamW
 from pipelines.core.optimizers.choice import OPTIMIZERS, linear_schedule, optimizer_type
 from pipelines.core.optimizers.lamb import Lamb
 from pipelines.core.optimizers.parameter_groups import weight_decay_groups

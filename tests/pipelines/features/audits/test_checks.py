@@ -13,8 +13,7 @@ from hivemind.proto import averaging_pb2
 from signed_rounds import GROUP, MEMBERS, NAMES, PART, made, terms_with
 
 from pipelines.core.averaging.reduce.suspects import Misbehaviour
-from pipelines.core.averaging.wire.signed_answers import RoundAnswers, answers_request, read_seal
-from pipelines.core.averaging.wire.signed_inputs import RoundInputs
+from pipelines.core.averaging.wire.signed_parts import RoundAnswers, RoundInputs, answers_request, read_seal
 from pipelines.features.audits import checks as module
 from pipelines.features.audits.checks import MOST_UNPROVEN, ROUNDS_KEPT, RoundChecks
 from pipelines.features.audits.evidence import Verdict
@@ -59,11 +58,11 @@ class Swarm:
             for sender, message in zip(used, messages, strict=True):
                 inputs.keep(PART, sender, message, b"")
             inputs.use(PART, used)
-        runner = SimpleNamespace(
-            ordered_peer_ids=tuple(IDS.values()), modes=(AveragingMode.NODE,) * len(NAMES), group_id=group_id,
-            terms=terms_with(group_id=group_id), inputs=inputs, answers=answers, sent=sent or {},
+        state = SimpleNamespace(
+            modes=dict.fromkeys(IDS.values(), AveragingMode.NODE), group_id=group_id, inputs=inputs, answers=answers,
+            terms=terms_with(group_id=group_id), sent=sent or {}, signatures=SimpleNamespace(tokens=tokens),
         )  # fmt: skip
-        self.checks[name].open(runner, tokens)
+        self.checks[name].open(state)
 
     def stub(self, caller, peer):
         """What one member can ask of another; as on a stream, the one that answers waits for the other to leave."""
@@ -317,7 +316,7 @@ def test_a_member_asks_about_a_part_that_it_has_an_answer_to():
         swarm = Swarm(made(terms_with()))
         known = swarm.checks["first"]._rounds[GROUP]
         assert swarm.checks["first"]._draw(known) == (REDUCER, PART)
-        assert read_seal(known.answers.held(REDUCER)[PART].peer_id)
+        assert read_seal(known.state.answers.held(REDUCER)[PART].peer_id)
         assert module.SECONDS_FOR_A_PROOF >= module.SECONDS_TO_HEAR
         assert swarm.checks["reducer"]._draw(swarm.checks["reducer"]._rounds[GROUP]) is None
 

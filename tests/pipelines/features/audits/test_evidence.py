@@ -24,8 +24,7 @@ from signed_rounds import (
 
 from pipelines.core.admission.tokens import own_admission, token_of
 from pipelines.core.averaging.reduce.robust_aggregation import FAR_OFF, aggregate
-from pipelines.core.averaging.wire.signed_answers import answer_statement, seal
-from pipelines.core.averaging.wire.signed_inputs import part_statement
+from pipelines.core.averaging.wire.signed_parts import answer_statement, part_statement, seal
 from pipelines.features.audits.evidence import BORDER, Evidence, Verdict, read_header, verdict
 
 

@@ -10,16 +10,17 @@ from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2
 from hivemind.utils import MSGPackSerializer
 
-from pipelines.core.averaging.wire.signed_answers import (
+from pipelines.core.averaging.wire.signed_parts import (
     RoundAnswers,
+    RoundInputs,
     WeighedInput,
     answer_statement,
     answers_request,
+    part_statement,
     read_answers_request,
     read_seal,
     seal,
 )
-from pipelines.core.averaging.wire.signed_inputs import RoundInputs, part_statement
 
 GROUP, REDUCER, OTHER, STRANGER = b"group", PeerID(b"reducer"), PeerID(b"other"), PeerID(b"stranger")
 USED = WeighedInput(sender=OTHER, declared=2.0, weight=1.0, digest=bytes(32))

@@ -1,7 +1,8 @@
 """What a peer does with gradients until the swarm has enough samples: sum them, or make local steps.
 
-With local steps peers average their progress instead of every gradient: the averaged vector is the pseudo-gradient of
-the outer optimizer, whose parameters and momentum are the state that newcomers, the auxiliary peer and checkpoints see.
+With local steps (Douillard et al., 2023) peers average their progress instead of every gradient: the averaged vector is
+the pseudo-gradient of the outer optimizer, whose parameters and momentum are the state that newcomers, the auxiliary
+peer and checkpoints see.
 """
 
 from collections.abc import Iterable, Sequence
@@ -9,7 +10,8 @@ from typing import Protocol
 
 import torch
 
-from pipelines.core.epoch.inner_steps import InnerSteps
+from pipelines.core.optimizers.choice import inner_optimizer
+from pipelines.core.optimizers.schedule import learning_rate
 from pipelines.core.run.training_run import TrainingRun
 from pipelines.core.state.training_state import TrainingState
 
@@ -41,60 +43,95 @@ class GradientSum(Protocol):
         """Forget all gradients: they belong to parameters that this peer no longer has."""
 
 
-class Gathering(Protocol):
-    """What a training peer does between two rounds of averaging."""
-
-    def add(self, num_samples: int, epoch: int) -> int:
-        """Count the samples' mean gradient, in the parameters' `.grad`; return the epoch's samples so far."""
-
-    def finish(self, epoch: int) -> None:
-        """Load what to average now, and its weight, into the gradient averager."""
-
-    def take_back(self) -> int:
-        """Gather on what `finish` has loaded: nobody has averaged it, the state is the same; return its samples."""
-
-    def lose_round(self) -> None:
-        """Note that nobody has averaged what `finish` has loaded, while more has been gathered in its place."""
-
-    def restart(self, *, keep_gradient: bool) -> int:
-        """Start over, after a change of the state from outside; return the samples that still count."""
-
-    def own_tensors(self) -> Iterable[torch.Tensor]:
-        """Return what it keeps on the model's device, besides what the averager has gathered."""
-
-
 class SummedGradients:
-    """Every gradient is summed, and the sum is averaged."""
+    """What a training peer does between two rounds of averaging: it sums every gradient, and the sum is averaged."""
 
     def __init__(self, averager: GradientSum) -> None:
         self._averager = averager
 
     def add(self, num_samples: int, epoch: int) -> int:
-        """See `Gathering`."""
+        """Count the samples' mean gradient, in the parameters' `.grad`; return the epoch's samples so far."""
         self._averager.accumulate_grads_(num_samples)
         return self._averager.local_samples_accumulated
 
     def finish(self, epoch: int) -> None:
-        """See `Gathering`: the averager already has everything."""
+        """Load what to average now, and its weight, into the averager, which already has everything."""
 
     def take_back(self) -> int:
-        """See `Gathering`."""
+        """Gather on what `finish` has loaded: nobody has averaged it, the state is the same; return its samples."""
         self._averager.take_back()
         return self._averager.local_samples_accumulated
 
     def lose_round(self) -> None:
-        """See `Gathering`: it is lost."""
+        """Note that nobody has averaged what `finish` has loaded, while more has been gathered: it is lost."""
 
     def restart(self, *, keep_gradient: bool) -> int:
-        """See `Gathering`."""
+        """Start over, after a change of the state from outside; return the samples that still count."""
         if keep_gradient:
             return self.take_back()
         self._averager.forget_gradients()
         return self._averager.local_samples_accumulated
 
     def own_tensors(self) -> Iterable[torch.Tensor]:
-        """See `Gathering`: nothing."""
+        """Return what it keeps on the model's device, besides what the averager has gathered: nothing."""
         return ()
+
+
+class InnerSteps:
+    """The inner half of DiLoCo: the inner optimizer and the starting point of the peer's own progress.
+
+    Inner steps update the model on its device; the synchronised parameters are kept separately. A peer sends the
+    pseudo-gradient: the parameters it started from minus its current ones.
+
+    `parameters` are the model's, in the order of the shared state; `model` is on the device that computes.
+    """
+
+    def __init__(self, run: TrainingRun, model: torch.nn.Module, parameters: Sequence[torch.Tensor]) -> None:
+        self._run, self._parameters = run, tuple(parameters)
+        self.optimizer = inner_optimizer(run, model)
+        # On the CPU: it is used once per synchronisation, and the device's memory is scarce.
+        self._start = tuple(parameter.detach().to("cpu", copy=True) for parameter in self._parameters)
+
+    @torch.no_grad()
+    def step(self, gradients: Sequence[torch.Tensor], *, epoch: int, scale: float, share: float) -> None:
+        """Make one inner step along `scale * gradients`, which it consumes.
+
+        The learning rate is the schedule's in this epoch times `share`, in (0, 1]: a step of fewer samples is smaller.
+        """
+        for parameter, gradient in zip(self._parameters, gradients, strict=True):
+            parameter.grad = gradient.mul_(scale)
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(self._run, epoch) * share
+        self.optimizer.step()
+
+    @torch.no_grad()
+    def take_pseudo_gradient(self, receivers: Sequence[torch.Tensor]) -> None:
+        """Write start minus current parameters into the receivers; progress is measured from here on."""
+        for parameter, start, receiver in zip(self._parameters, self._start, receivers, strict=True):
+            present = parameter.detach().to("cpu")
+            receiver.copy_(start - present)
+            start.copy_(present)
+
+    @torch.no_grad()
+    def take_back(self, pseudo_gradient: Sequence[torch.Tensor]) -> None:
+        """Measure progress from the starting point before `take_pseudo_gradient`, which gave this."""
+        for start, taken in zip(self._start, pseudo_gradient, strict=True):
+            start.add_(taken)
+
+    @torch.no_grad()
+    def rebase(self, synchronised: Sequence[torch.Tensor]) -> None:
+        """Apply the progress since the pseudo-gradient was taken on top of new synchronised parameters."""
+        for parameter, start, new in zip(self._parameters, self._start, synchronised, strict=True):
+            progress = parameter.detach().to("cpu") - start
+            parameter.copy_(new + progress)
+            start.copy_(new)
+
+    @torch.no_grad()
+    def restart(self, synchronised: Sequence[torch.Tensor]) -> None:
+        """Start over at the synchronised parameters; the peer's own progress is discarded."""
+        for parameter, start, new in zip(self._parameters, self._start, synchronised, strict=True):
+            parameter.copy_(new)
+            start.copy_(new)
 
 
 class LocalSteps:
@@ -111,7 +148,7 @@ class LocalSteps:
         state.apply_parameters = self._rebase
 
     def add(self, num_samples: int, epoch: int) -> int:
-        """See `Gathering`."""
+        """See `SummedGradients`."""
         self._averager.accumulate_grads_(num_samples)
         self._num_samples += num_samples
         if self._averager.local_samples_accumulated >= self._run.inner_batch_size:
@@ -119,7 +156,7 @@ class LocalSteps:
         return self._num_samples
 
     def finish(self, epoch: int) -> None:
-        """See `Gathering`: the pseudo-gradient, weighted by its samples."""
+        """See `SummedGradients`: the pseudo-gradient, weighted by its samples."""
         if self._averager.local_samples_accumulated:
             self._make_inner_step(epoch)
         self._inner.take_pseudo_gradient(self._averager.gathered())
@@ -127,7 +164,7 @@ class LocalSteps:
         self._num_samples = 0
 
     def take_back(self) -> int:
-        """See `Gathering`."""
+        """See `SummedGradients`."""
         self._num_samples += self._averager.local_samples_accumulated
         self._averager.take_back()
         self._take_progress_back()
@@ -135,17 +172,17 @@ class LocalSteps:
         return self._num_samples
 
     def lose_round(self) -> None:
-        """See `Gathering`: it is lost."""
+        """See `SummedGradients`: it is lost."""
 
     def restart(self, *, keep_gradient: bool) -> int:
-        """See `Gathering`. Progress from an older state is useless for a newer one: it is never kept."""
+        """See `SummedGradients`. Progress from an older state is useless for a newer one: it is never kept."""
         self._averager.forget_gradients()
         self._num_samples = 0
         self._inner.restart(self._state.optimized_parameters)
         return 0
 
     def own_tensors(self) -> Iterable[torch.Tensor]:
-        """See `Gathering`: the inner optimizer's statistics."""
+        """See `SummedGradients`: the inner optimizer's statistics."""
         return [tensor for state in self._inner.optimizer.state.values() for tensor in state.values()]
 
     def _make_inner_step(self, epoch: int) -> None:
@@ -164,3 +201,7 @@ class LocalSteps:
 
     def _rebase(self) -> None:
         self._inner.rebase(self._state.optimized_parameters)
+
+
+Gathering = SummedGradients | LocalSteps
+"""What a peer gathers between two rounds, and how."""

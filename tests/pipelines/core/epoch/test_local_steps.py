@@ -7,7 +7,7 @@ import torch
 from installed_features import ALL_OPTIMIZERS
 from swarm_of_processes import tiny_run
 
-from pipelines.core.epoch.inner_steps import InnerSteps
+from pipelines.core.epoch.local_steps import InnerSteps
 from pipelines.core.optimizers.choice import optimizer_parts, optimizer_type, parameter_groups
 from pipelines.core.optimizers.nesterov import Nesterov
 from pipelines.core.optimizers.schedule import learning_rate

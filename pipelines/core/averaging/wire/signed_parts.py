@@ -1,14 +1,16 @@
-"""The answers of a round, each signed by its reducer: a member that did not get one takes it from any other member.
+"""The parts of a round, signed by their senders, and the answers to them, signed by their reducers.
 
-A reducer that dies, or that serves only some members, would otherwise leave the others with other parameters. Its
+A reducer keeps its inputs for a while and shows them to members: with them anybody can make the average again. Its own
 signature names the round, the part, the bytes, and what it made them of: whose parts, with which weights. So it does
-not matter who passes an answer on, and a false one can be proven to everybody; see `evidence`.
+not matter who passes an answer on, a member that did not get one takes it from any other member, and a false one can be
+proven to everybody; see `evidence`. A reducer that dies, or that serves only some members, would otherwise leave the
+others with other parameters.
 """
 
 import asyncio
 import hashlib
 import math
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +39,13 @@ class WeighedInput:
 
     digest: bytes
     """SHA-256 of the sender's part as it came over the wire."""
+
+
+def part_statement(
+    group_id: bytes, sender: PeerID, reducer: PeerID, part_index: int, weight: float, digest: bytes
+) -> bytes:
+    """Return what a sender signs: these bytes, by their SHA-256, are its part of this number for this reducer."""
+    return signed_bytes("part", group_id, sender.to_bytes(), reducer.to_bytes(), part_index, float(weight), digest)
 
 
 def answer_statement(
@@ -103,10 +112,44 @@ def read_answers_request(request: averaging_pb2.DownloadData) -> tuple[bytes, Pe
     return group_id, PeerID(reducer), part_indices
 
 
+class RoundInputs:
+    """What a reducer was sent in one round, as messages with their signatures.
+
+    They are as large as the vector on the wire: each of the senders sends this peer's share of it.
+    """
+
+    def __init__(self, members: Iterable[PeerID]) -> None:
+        self._members = frozenset(members)
+        self._waiting: dict[int, dict[PeerID, tuple[averaging_pb2.AveragingData, bytes]]] = {}
+        self._used: dict[int, tuple[averaging_pb2.AveragingData, ...]] = {}
+        self._shown_to: set[PeerID] = set()
+
+    def keep(self, part_index: int, sender: PeerID, message: averaging_pb2.AveragingData, digest: bytes) -> None:
+        """Keep a part that has been checked, whose buffer has this digest."""
+        self._waiting.setdefault(part_index, {})[sender] = (message, digest)
+
+    def use(self, part_index: int, weights: Mapping[PeerID, float]) -> tuple[WeighedInput, ...]:
+        """Return the contributions to an average, given the senders' effective weights in order; forget the others'."""
+        waiting = self._waiting.pop(part_index)
+        used = [(sender, *waiting[sender], weight) for sender, weight in weights.items()]
+        self._used[part_index] = tuple(message for _, message, _, _ in used)
+        return tuple(
+            WeighedInput(sender=sender, declared=message.weight, weight=float(weight), digest=digest)
+            for sender, message, digest, weight in used
+        )
+
+    def shown_to(self, member: PeerID, part_indices: Sequence[int]) -> tuple[averaging_pb2.AveragingData, ...]:
+        """Return the inputs of one part, in the order of its contributions; a member sees one part of a round, once."""
+        if member not in self._members or member in self._shown_to or len(part_indices) != 1:
+            return ()
+        self._shown_to.add(member)
+        return self._used.get(part_indices[0], ())
+
+
 class RoundAnswers:
     """The answers of one round that this peer has, as messages with their signatures."""
 
-    def __init__(self, members: Sequence[PeerID]) -> None:
+    def __init__(self, members: Iterable[PeerID]) -> None:
         self._held: dict[PeerID, dict[int, averaging_pb2.AveragingData]] = {member: {} for member in members}
         self._ended: set[PeerID] = set()
         self._changed = asyncio.Event()
