@@ -31,7 +31,8 @@ ROOMS = {
     "core.averaging.wire": "core.averaging.reduce core.block_quantisation core.equal_arithmetic core.run core.signing",
     "core.state": "core.admission core.equal_arithmetic core.optimizers core.signing core.swarm hub_tools",
     "core.epoch": (
-        "core.admission core.averaging core.gradients core.optimizers core.run core.state core.swarm hub_tools"
+        "core.admission core.averaging core.gradients core.named_features core.optimizers core.run core.state "
+        "core.swarm hub_tools"
     ),
     "core.peer": ("core.admission core.averaging core.epoch core.gradients core.run core.state core.swarm"),
     "features.torch_devices": "core.run",
@@ -51,13 +52,16 @@ ROOMS = {
     "features.publishing.repository": (
         "core.run core.signing core.swarm_time features.memory_estimate features.publishing.publishable_task hub_tools"
     ),
+    "features.local_steps": "core.epoch core.optimizers core.run core.state",
     "features.sparse": (
         "core.admission core.averaging core.epoch core.equal_arithmetic core.gradients core.run core.signing "
-        "core.state core.swarm"
+        "core.state core.swarm features.local_steps"
     ),
     "features.ledger": (
         "core.gradients core.optimizers core.peer core.run core.signing core.state core.swarm hub_tools"
     ),
+    "features.clock": "core.swarm_time",
+    "features.all_services": "features.clock features.reachability",
     "features.all_records": "features.ledger features.servers",
     "features.publishing.metrics": (
         "core.run core.swarm features.held_out_loss features.ledger features.publishing.repository hub_tools"
@@ -66,16 +70,15 @@ ROOMS = {
     "features.publishing.card": "core.run features.publishing.metrics features.publishing.publishable_task hub_tools",
     "features.serving": (
         "core.admission core.averaging core.epoch core.peer core.run core.swarm features.torch_devices "
-        "features.admission_service features.all_records features.machine features.publishing.repository "
-        "features.reachability features.servers tasks.text_to_image.generation tasks.text_to_image.image_codes "
-        "hub_tools modeling_dalle_collab"
+        "features.admission_service features.all_records features.all_services features.machine "
+        "features.publishing.repository features.servers tasks.text_to_image.generation "
+        "tasks.text_to_image.image_codes hub_tools modeling_dalle_collab"
     ),
     "features.publishing.auxiliary": (
         "core.admission core.epoch core.peer core.run core.signing core.state core.swarm core.swarm_time "
-        "features.all_records features.anchors features.held_out_loss features.ledger "
+        "features.all_records features.all_services features.anchors features.held_out_loss features.ledger "
         "features.publishing.card features.publishing.checkpoint_tensors features.publishing.metrics "
-        "features.publishing.publishable_task features.publishing.repository features.reachability features.servers "
-        "hub_tools"
+        "features.publishing.publishable_task features.publishing.repository features.servers hub_tools"
     ),
     "features.evaluation": (
         "core.run features.held_out_loss features.memory_estimate features.publishing.metrics "
@@ -185,6 +188,7 @@ PRICED = {
     ),
     "hivemind": (
         "pipelines/core/swarm/",
+        "pipelines/features/clock.py",
         "pipelines/features/reachability/",
         "pipelines/features/servers/",
         "pipelines/core/admission/",

@@ -5,12 +5,8 @@ hours; what this peer says is refused, or has expired; and loops that wait until
 """
 
 import mmap
-import statistics
 import time
-from collections.abc import Callable, Sequence
-
-TOLERATED_SECONDS = 1.0
-"""By which a machine's clock may differ from the swarm's time unnoticed: it is a third of what hivemind tolerates."""
+from collections.abc import Callable
 
 
 class SwarmTime:
@@ -36,22 +32,6 @@ class SwarmTime:
     def follow(self) -> None:
         """Take the machine's clock for the swarm's time again."""
         self._offset[0] = self._wall() - self._steady()
-
-
-def is_rather_right(ahead: float, others: Sequence[float]) -> bool:
-    """Tell whether a clock is nearer to the others' than the swarm's time as it was kept here; not without others.
-
-    `ahead` and `others`: seconds by which this machine's clock, and others, are ahead of that.
-    """
-    return bool(others) and abs(statistics.median(others) - ahead) < abs(statistics.median(others))
-
-
-def words_for_a_moved_clock(ahead: float, *, is_followed: bool) -> str:
-    """Return the line for people about a clock that was moved while their peer ran."""
-    moved = f"This machine's clock was set {'forward' if ahead > 0 else 'back'} by {in_words(ahead)}"
-    if is_followed:
-        return f"{moved}, and now agrees with the others': this peer goes by it."
-    return f"{moved}: this peer goes on with the time as it was. Set the clock right: sudo timedatectl set-ntp true"
 
 
 def in_words(seconds: float) -> str:

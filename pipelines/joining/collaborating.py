@@ -23,7 +23,7 @@ from pipelines.core.swarm.network_options import NetworkOptions
 from pipelines.core.swarm.node import open_dht, visible_addresses
 from pipelines.core.swarm.records import SwarmRecords
 from pipelines.features.all_records import ALL_RECORDS
-from pipelines.features.reachability.dial_back import offer_dial_back
+from pipelines.features.all_services import ALL_SERVICES
 from pipelines.joining.own_optimizer import own_optimizer_parts
 
 logger = logging.getLogger(__name__)
@@ -159,7 +159,7 @@ def collaborate(
                 admission=admission,
                 reply_seconds=reply_seconds(run),
                 own_group=True,
-                services=[offer_dial_back],
+                services=ALL_SERVICES,
             )
         )
         records = SwarmRecords(dht, run.swarm_id, admission=admission, kinds=ALL_RECORDS).open()

@@ -17,6 +17,7 @@ from pipelines.core.run.finished import RunFinishedError, finished_message
 from pipelines.core.run.training_run import TrainingRun
 from pipelines.core.swarm.network_options import NetworkOptions
 from pipelines.features.all_records import ALL_RECORDS
+from pipelines.features.all_services import ALL_SERVICES
 from pipelines.features.ledger.leases.leasing import open_lease
 from pipelines.features.local_computation.local_computation import LocalComputation
 from pipelines.features.publishing.checkpoint_tensors import loader_of
@@ -25,7 +26,6 @@ from pipelines.features.publishing.repository.generation_watch import Generation
 from pipelines.features.publishing.repository.key_list import TrustedKeys
 from pipelines.features.publishing.repository.run_bucket import newest_checkpoint
 from pipelines.features.publishing.repository.snapshot import RunSnapshot, signed_epoch
-from pipelines.features.reachability.dial_back import offer_dial_back
 from pipelines.features.torch_devices import with_devices
 
 logger = logging.getLogger(__name__)
@@ -86,7 +86,7 @@ def join_run(
             parts,
             username=parts.username or hub_username(),
             record_kinds=ALL_RECORDS,
-            services=[offer_dial_back],
+            services=ALL_SERVICES,
             open_lease=open_lease,
             new_computation=LocalComputation,
         ),

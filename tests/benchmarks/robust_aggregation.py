@@ -28,7 +28,7 @@ from measurement import Row, write_results
 from pipelines.core.averaging.reduce.robust_aggregation import AggregationRule, aggregate
 from pipelines.core.optimizers.choice import linear_schedule
 from pipelines.core.optimizers.lamb import Lamb
-from pipelines.core.optimizers.nesterov import Nesterov
+from pipelines.features.local_steps.nesterov import Nesterov
 from pipelines.features.sparse.codec import SparseCodec
 from pipelines.features.sparse.error_feedback import ErrorFeedback
 from pipelines.features.sparse.mean import mean

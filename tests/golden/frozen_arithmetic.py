@@ -20,8 +20,8 @@ from pipelines.core.averaging.reduce.robust_aggregation import AggregationRule, 
 from pipelines.core.block_quantisation import dequantise, quantise
 from pipelines.core.equal_arithmetic import SPAN, norm, power, product
 from pipelines.core.optimizers.choice import OPTIMIZERS, linear_schedule, optimizer_type
-from pipelines.core.optimizers.nesterov import Nesterov
 from pipelines.core.run.sections import AGGREGATION_RULES
+from pipelines.features.local_steps.nesterov import Nesterov
 from pipelines.features.sparse.codec import SparseCodec
 from pipelines.features.sparse.error_feedback import ErrorFeedback
 from pipelines.features.sparse.mean import mean

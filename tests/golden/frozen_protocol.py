@@ -68,6 +68,7 @@ from parts import (
 )
 
 from hub_tools.publishing.account_proof import HubAccount
+from pipelines.core.swarm.records import PROGRESS
 
 SECONDS = 60.0
 EPOCH = 7
@@ -181,7 +182,7 @@ def _use_all_records(records: SwarmRecords) -> None:
     records.publish(INTRODUCTIONS, PeerIntroduction(device="CPU", **who), SECONDS)
     records.publish(AUXILIARIES, AuxiliaryStatus(held_epoch=1, published_epoch=1, addresses=[]), SECONDS)
     records.publish(STATES, StateRecord(peer_id="a", epoch=1, digest=DIGEST, shares=True), SECONDS)
-    records.progress_reports()
+    records.read_dated(PROGRESS)
     records.trainers()
 
 

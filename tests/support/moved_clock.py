@@ -17,7 +17,7 @@ CLOCK.skew(float(sys.argv[2]))
 from hub_tools.processes.process_group import guard_process_group  # noqa: E402
 from pipelines.core.swarm.network_options import NetworkOptions  # noqa: E402
 from pipelines.core.swarm.node import WrongClockError, open_dht  # noqa: E402
-from pipelines.core.swarm.rejoining import SECONDS_BETWEEN_LOOKS_AT_THE_CLOCK  # noqa: E402
+from pipelines.features.clock import SECONDS_BETWEEN_LOOKS, watch_clock  # noqa: E402
 
 
 def main(address: str, later: float) -> None:
@@ -25,14 +25,14 @@ def main(address: str, later: float) -> None:
     logging.basicConfig(format="%(message)s")
     options = NetworkOptions(host_addresses=("/ip4/127.0.0.1/tcp/0",))
     try:
-        with open_dht("test/run", [address], options, admission=None) as dht:
+        with open_dht("test/run", [address], options, admission=None, services=[watch_clock]) as dht:
             print("joined", flush=True)
             CLOCK.skew(later)
             found = dht.get("key", latest=True)
             print("reads", found and found.value, flush=True)
             for line in sys.stdin:  # until the line that is waited for has come
                 dht.store("said", line.strip(), found.expiration_time)
-            threading.Event().wait(SECONDS_BETWEEN_LOOKS_AT_THE_CLOCK / 10)
+            threading.Event().wait(SECONDS_BETWEEN_LOOKS / 10)
     except WrongClockError as error:
         print(error)
 

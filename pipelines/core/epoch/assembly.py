@@ -13,6 +13,7 @@ from pipelines.core.averaging.group.time_limits import RoundTimes
 from pipelines.core.averaging.wire.codec import averaging_compression, check_codec
 from pipelines.core.epoch.acquaintances import Acquaintances
 from pipelines.core.epoch.epoch_end import EpochContext
+from pipelines.core.epoch.gathering import SummedGradients
 from pipelines.core.epoch.gradient_averager import SwarmGradientAverager
 from pipelines.core.epoch.hivemind_options import (
     averager_options,
@@ -21,7 +22,6 @@ from pipelines.core.epoch.hivemind_options import (
     transfer_limits,
     upload_options,
 )
-from pipelines.core.epoch.local_steps import SummedGradients
 from pipelines.core.epoch.optimizer import SECONDS_TO_SHUT_DOWN, SwarmOptimizer
 from pipelines.core.epoch.progress_tracking import SwarmProgressTracker
 from pipelines.core.epoch.reduction import Reduction, reduction_of
@@ -76,7 +76,7 @@ def make_optimizer(
     new_tracker = partial(_start_tracker, run, dht, records, acquaintances, level, listens)
     options = _averager_options(run, dht, bandwidth_limit_mbit)
     state = TrainingState(run.swarm_id, **(stepping or optimizer_parts(run, model)))
-    reduction = Reduction(run, gradient_averager_type) if gradient_averager_type else reduction_of(run)
+    reduction = reduction_of(run, gradient_averager_type)
     gradients = reduction.averager(
         parameters=state.main_parameters,
         dht=dht,

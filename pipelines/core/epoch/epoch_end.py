@@ -16,8 +16,8 @@ from hivemind.utils import get_dht_time
 
 from pipelines.core.averaging.group.time_limits import RoundTimes
 from pipelines.core.epoch.acquaintances import Acquaintances
+from pipelines.core.epoch.gathering import SummedGradients
 from pipelines.core.epoch.gradient_averager import SwarmGradientAverager
-from pipelines.core.epoch.local_steps import Gathering
 from pipelines.core.epoch.missed_rounds import (
     MissedRoundError,
     leave_round,
@@ -49,7 +49,7 @@ class EpochContext:
 
     state: TrainingState
     gradients: SwarmGradientAverager
-    gathering: Gathering
+    gathering: SummedGradients
     records: SwarmRecords
     transfer: StateTransfer
     round_times: RoundTimes

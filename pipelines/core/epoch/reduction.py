@@ -1,6 +1,5 @@
 """How a run's peers average what they have gathered: a `Reduction`, by the name that the settings give it."""
 
-import importlib
 import logging
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -10,8 +9,9 @@ import torch
 
 from pipelines.core.averaging.checks import Checks
 from pipelines.core.averaging.division import Division
+from pipelines.core.epoch.gathering import SummedGradients
 from pipelines.core.epoch.gradient_averager import SwarmGradientAverager
-from pipelines.core.epoch.local_steps import Gathering, LocalSteps, SummedGradients
+from pipelines.core.named_features import MissingFeatureError, named_feature
 from pipelines.core.run.training_run import TrainingRun
 from pipelines.core.state.training_state import TrainingState
 
@@ -45,55 +45,37 @@ class Reduction:
         features = dict(new_division=division, checks_type=_feature_or(Checks, ROUND_CHECKS))
         return self._averager_type(**(features | options))
 
-    def gathering(self, model: torch.nn.Module, averager: Any, state: TrainingState) -> Gathering:
+    def gathering(self, model: torch.nn.Module, averager: Any, state: TrainingState) -> SummedGradients:
         """Return what a peer that trains does between two rounds of this averager."""
-        if self._run.local_steps == 1:
-            return SummedGradients(averager)
-        return LocalSteps(self._run, model, averager, state)
+        return SummedGradients(averager)
 
 
-REDUCTIONS: Mapping[str, Callable[[TrainingRun], Reduction] | str] = {
+REDUCTIONS: Mapping[str, type[Reduction] | str] = {
     "dense": Reduction,
+    "local steps": "pipelines.features.local_steps.reduction:LocalStepReduction",
     "sparse": "pipelines.features.sparse.reduction:SparseReduction",
 }
-"""By `synchronisation` of the settings; a feature's is imported when a run asks for it, from `module:name`."""
+"""By what the settings ask for; a feature's is imported when a run asks for it, from `module:name`."""
 
-
-FEATURES = "pipelines.features"
 MEASURED_DIVISION = "pipelines.features.bandwidth.measured_division:MeasuredDivision"
 ROUND_CHECKS = "pipelines.features.audits.checks:RoundChecks"
 
 
-def reduction_of(run: TrainingRun) -> Reduction:
-    """Return how the run's peers average.
+def reduction_of(run: TrainingRun, averager_type: Callable[..., SwarmGradientAverager] | None = None) -> Reduction:
+    """Return how the run's peers average; with an averager of another type: densely, by that.
 
     Raises:
-        ValueError: it takes a feature that is not installed.
+        MissingFeatureError: it takes a feature that is not installed.
     """
-    found = REDUCTIONS[run.synchronisation]
-    try:
-        return (_feature(found) if isinstance(found, str) else found)(run)
-    except ModuleNotFoundError as error:
-        raise ValueError(
-            f"The run's synchronisation is {run.synchronisation}, for which this package lacks {error.name}. "
-            "Cure: pip install -U dalle-collab"
-        ) from error
+    dense = "dense" if run.local_steps == 1 else "local steps"
+    found = REDUCTIONS[dense if averager_type is not None or run.synchronisation == "dense" else run.synchronisation]
+    kind = named_feature(found) if isinstance(found, str) else found
+    return kind(run, averager_type or SwarmGradientAverager)
 
 
 def _feature_or(default: Any, place: str) -> Any:
     try:
-        return _feature(place)
-    except ModuleNotFoundError as error:
-        if error.name not in (FEATURES, ".".join(place.split(".")[:3])):
-            raise  # the feature is there, and lacks something
-        logger.warning(
-            "This package lacks %s; %s takes its place. All peers of a run must have it, or none.",
-            error.name,
-            default.__name__,
-        )
+        return named_feature(place)
+    except MissingFeatureError as error:
+        logger.warning("%s %s takes its place. All peers of a run must have it, or none.", error, default.__name__)
         return default
-
-
-def _feature(place: str) -> Any:
-    module, _, name = place.partition(":")
-    return getattr(importlib.import_module(module), name)

@@ -10,8 +10,6 @@ from torch.optim.optimizer import ParamsT
 from pipelines.core.named_features import named_feature
 from pipelines.core.optimizers.adamw import AdamW
 from pipelines.core.optimizers.lamb import Lamb
-from pipelines.core.optimizers.nesterov import Nesterov
-from pipelines.core.optimizers.parameter_groups import weight_decay_groups
 from pipelines.core.optimizers.schedule import linear_factor
 from pipelines.core.run.training_run import TrainingRun
 
@@ -21,6 +19,8 @@ OPTIMIZERS: Mapping[str, type[Lamb] | str] = {
     "muon": "pipelines.features.optimizers.muon:Muon",
 }
 """By the name in a run's settings, which `sections.OPTIMIZERS` has, too; a feature's is imported when a run asks."""
+
+OUTER_PARTS = "pipelines.features.local_steps.nesterov:outer_parts"
 
 
 class OptimizerContext(TypedDict):
@@ -34,15 +34,12 @@ class OptimizerContext(TypedDict):
 def optimizer_parts(run: TrainingRun, model: torch.nn.Module) -> OptimizerContext:
     """Return the parameters, optimizer factory and schedule factory of the state that all peers share, in one order.
 
-    With local steps this is the outer optimizer: Nesterov steps along the averaged progress, at a constant rate.
+    With local steps this is the outer optimizer.
     """
-    if run.local_steps == 1:
-        schedule = partial(linear_schedule, num_warmup=run.num_warmup_epochs, num_total=run.num_epochs)
-        return dict(params=parameter_groups(run, model), optimizer=optimizer_factory(run), scheduler=schedule)
-    groups = weight_decay_groups(model.named_parameters(), run.weight_decay)
-    outer = partial(Nesterov, lr=run.outer_learning_rate, momentum=run.outer_momentum)
-    # The inner optimizer decays the weights; decayed twice, they would shrink with every synchronisation.
-    return dict(params=[dict(params=group["params"]) for group in groups], optimizer=outer, scheduler=None)
+    if run.local_steps > 1:
+        return named_feature(OUTER_PARTS)(run, model)
+    schedule = partial(linear_schedule, num_warmup=run.num_warmup_epochs, num_total=run.num_epochs)
+    return dict(params=parameter_groups(run, model), optimizer=optimizer_factory(run), scheduler=schedule)
 
 
 def optimizer_factory(run: TrainingRun) -> partial[Lamb]:
@@ -63,11 +60,6 @@ def optimizer_factory(run: TrainingRun) -> partial[Lamb]:
 def gradient_momentum(run: TrainingRun) -> float:
     """Return the momentum that peers add to their own gradients; the optimizer then adds none."""
     return run.betas[0] if run.momentum_before_averaging else 0.0
-
-
-def inner_optimizer(run: TrainingRun, model: torch.nn.Module) -> torch.optim.Optimizer:
-    """Return the run's inner optimizer over the model's own parameters."""
-    return optimizer_factory(run)(parameter_groups(run, model))
 
 
 def parameter_groups(run: TrainingRun, model: torch.nn.Module) -> list[dict]:

@@ -30,7 +30,7 @@ from pipelines.core.state.anchors import AnchorKeys
 from pipelines.core.state.transfer import ShowProgress
 from pipelines.core.swarm.forks import set_aside_what_exists
 from pipelines.core.swarm.network_options import NetworkOptions
-from pipelines.core.swarm.node import OfferService, open_dht
+from pipelines.core.swarm.node import NodeService, open_dht
 from pipelines.core.swarm.records import RecordKind
 
 logger = logging.getLogger(__name__)
@@ -72,8 +72,8 @@ class PeerContext:
     record_kinds: Collection[RecordKind] = ()
     """Kinds of records that the swarm has besides the core's."""
 
-    services: Sequence[OfferService] = ()
-    """What other nodes may ask this one for, besides the core's."""
+    services: Sequence[NodeService] = ()
+    """What the DHT node runs, besides the core's."""
 
     open_lease: OpenLease = no_lease
     new_computation: NewComputation = MachineComputation

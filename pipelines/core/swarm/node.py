@@ -40,8 +40,8 @@ DHT_PROCESS = "The process of hivemind that keeps the DHT"
 DAEMON_PROCESS = "The process that connects this machine to the swarm (p2pd)"
 
 
-OfferService = Callable[[hivemind.DHT], None]
-"""Lets other nodes ask this one for something, until the node ends."""
+NodeService = Callable[[hivemind.DHT], None]
+"""Starts what a feature does in the node's process, or what other nodes may ask it for, until the node ends."""
 
 
 class SwarmUnreachableError(ConnectionError):
@@ -65,14 +65,14 @@ def open_dht(
     admission: PeerAdmission | None,
     reply_seconds: float | None = None,
     own_group: bool = False,
-    services: Sequence[OfferService] = (),
+    services: Sequence[NodeService] = (),
 ) -> Iterator[SwarmDHT]:
     """Start this process's DHT node, joined to the swarm; shut it down on exit.
 
     Call it in the main thread of a process that has no other threads: hivemind forks. `admission` is what
     `seek_admission` has yielded together with the identity; None: nothing is checked. `reply_seconds` is the time that
     other nodes have to reply once this one has joined; `REPLY_SECONDS` unless it is given. `own_group`: see
-    `SwarmDHT`. `services` are offered unless this node is a client. This process ends, with a line that says why, when
+    `SwarmDHT`. `services` are started once the node is there. This process ends, with a line that says why, when
     one of its processes dies within the block.
 
     Raises:
@@ -94,8 +94,8 @@ def open_dht(
             dht.bind_peers()
             stay_joined(dht, entry_addresses)
             dht.expect_replies_within(REPLY_SECONDS if reply_seconds is None else reply_seconds)
-            for offer in () if options.client_mode else services:
-                offer(dht)
+            for start in services:
+                start(dht)
             try:
                 yield dht
             finally:

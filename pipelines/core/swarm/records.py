@@ -69,15 +69,6 @@ CORE_RECORDS: tuple[RecordKind, ...] = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class ProgressReport:
-    """A training peer's record of its progress, and until when it is valid."""
-
-    progress: LocalTrainingProgress
-    valid_until: float
-    """DHT time. A peer renews its record before half of its lifetime has passed: one that does not has left."""
-
-
 class _Tokens(BaseModel):
     admissions: dict[BytesWithPublicKey, constr(max_length=MAX_TOKEN_CHARACTERS)]  # type: ignore[valid-type]
 
@@ -180,11 +171,6 @@ class SwarmRecords:
     def trainers(self) -> set[bytes]:
         """Return the public keys of the live training peers."""
         return set(self.read(PROGRESS))
-
-    def progress_reports(self) -> dict[bytes, ProgressReport]:
-        """Return the progress records of the live training peers, with their expiration, by public key."""
-        dated = self.read_dated(PROGRESS)
-        return {key: ProgressReport(progress=progress, valid_until=until) for key, (progress, until) in dated.items()}
 
     def publish(
         self, kind: RecordKind[Record], record: Record, lifetime_seconds: float, *, number: int = 0, waits: bool = False

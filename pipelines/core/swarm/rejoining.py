@@ -13,12 +13,11 @@ from functools import partial
 import hivemind
 from hivemind.dht.node import DHTNode
 from hivemind.p2p import PeerID
-from hivemind.proto import dht_pb2
 from hivemind.utils import get_logger, timed_storage
 from hivemind.utils.multiaddr import Multiaddr
 
 from pipelines.core.swarm.dialling import connect
-from pipelines.core.swarm_time import SWARM_TIME, TOLERATED_SECONDS, is_rather_right, words_for_a_moved_clock
+from pipelines.core.swarm_time import SWARM_TIME
 
 logger = get_logger(__name__)
 
@@ -32,7 +31,6 @@ SECONDS_TO_REMEMBER = 1800.0
 """How long a lost node is asked; entry peers are asked for ever."""
 
 MOST_REMEMBERED = 256
-SECONDS_BETWEEN_LOOKS_AT_THE_CLOCK, MOST_ASKED_FOR_THE_TIME = 1.0, 5
 
 
 class KnownNodes:
@@ -71,7 +69,6 @@ async def _begin(entry_addresses: Sequence[str], _dht: hivemind.DHT, node: DHTNo
         if (peer := PeerID.from_base58(peer_id)) != node.peer_id:  # an auxiliary peer may be its own entry peer
             addresses.setdefault(peer, []).append(Multiaddr(place))
     node.rejoining = asyncio.create_task(_stay_joined(node, addresses))  # or the task may be garbage-collected
-    node.timekeeping = asyncio.create_task(_watch_the_clock(node))
 
 
 async def _stay_joined(node: DHTNode, addresses: Mapping[PeerID, Sequence[Multiaddr]]) -> None:
@@ -101,36 +98,3 @@ def keep_time() -> None:
     for module in list(sys.modules.values()):
         if vars(module).get("get_dht_time") is _MACHINES_TIME:
             setattr(module, "get_dht_time", SWARM_TIME)  # noqa: B010 - a module has no such attribute for mypy
-
-
-async def _watch_the_clock(node: DHTNode) -> None:
-    """Say that this machine's clock was moved, and ask the others whether it, or the time as it was, is right."""
-    judged = said = 0.0
-    while node.is_alive:
-        await asyncio.sleep(SECONDS_BETWEEN_LOOKS_AT_THE_CLOCK)
-        ahead = SWARM_TIME.ahead
-        if abs(ahead) <= TOLERATED_SECONDS:
-            judged = said = 0.0  # it was not moved, or is right again
-            continue
-        if abs(ahead - judged) <= TOLERATED_SECONDS:
-            continue
-        peers = list(node.protocol.routing_table.peer_id_to_uid)[:MOST_ASKED_FOR_THE_TIME]
-        answers = await asyncio.gather(*(_ahead(node, peer) for peer in peers), return_exceptions=True)
-        others = [answer for answer in answers if isinstance(answer, float)]
-        judged = ahead if others else judged  # who knows nobody at the moment asks again
-        is_right = is_rather_right(ahead, others)
-        if is_right:
-            SWARM_TIME.follow()
-            judged = 0.0
-        if is_right or abs(ahead - said) > TOLERATED_SECONDS:
-            logger.warning("%s", words_for_a_moved_clock(ahead, is_followed=is_right))
-            said = 0.0 if is_right else ahead
-
-
-async def _ahead(node: DHTNode, peer: PeerID) -> float:
-    """Return the seconds by which another node is ahead of the swarm's time as it is kept here; raises if it fails."""
-    protocol = node.protocol
-    asked = SWARM_TIME()
-    request = dht_pb2.PingRequest(peer=protocol.node_info, validate=False)
-    reply = await protocol.get_stub(peer).rpc_ping(request, timeout=protocol.wait_timeout)
-    return float(reply.dht_time - (asked + SWARM_TIME()) / 2)

@@ -59,8 +59,9 @@ class DialBack(NamedServicer):
 
 
 def offer_dial_back(dht: hivemind.DHT) -> None:
-    """Let other peers ask this one whether they can be reached; it ends with the DHT node."""
-    dht.run_coroutine(_offer)
+    """Let other peers ask this one whether they can be reached, unless it is a client; it ends with the DHT node."""
+    if not dht.client_mode:
+        dht.run_coroutine(_offer)
 
 
 async def ask_for_dial_back(

@@ -25,8 +25,8 @@ from pipelines.core.swarm.streams.conversation import Conversation
 from pipelines.core.swarm.streams.introductions import Introductions, Stranger
 from pipelines.core.swarm.streams.peer_loop import PeerLoop
 from pipelines.features.all_records import ALL_RECORDS
+from pipelines.features.all_services import ALL_SERVICES
 from pipelines.features.publishing.repository.snapshot import RunSnapshot
-from pipelines.features.reachability.dial_back import offer_dial_back
 from pipelines.features.servers.complaints import (
     COMPLAINT_SECONDS,
     COMPLAINTS,
@@ -105,7 +105,7 @@ def entered_swarm(run: TrainingRun, repository: str, network: NetworkOptions) ->
                 network,
                 admission=admission,
                 reply_seconds=reply_seconds(run),
-                services=[offer_dial_back],
+                services=ALL_SERVICES,
             )
         )
         records = SwarmRecords(dht, run.swarm_id, admission=admission, kinds=ALL_RECORDS).open()

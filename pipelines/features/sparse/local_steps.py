@@ -5,10 +5,11 @@ from typing import Protocol
 
 import torch
 
-from pipelines.core.epoch.local_steps import GradientSum, LocalSteps
+from pipelines.core.epoch.gathering import GradientSum
 from pipelines.core.gradients.computation import gradients_are_finite
 from pipelines.core.run.training_run import TrainingRun
 from pipelines.core.state.training_state import TrainingState
+from pipelines.features.local_steps.local_steps import LocalSteps
 from pipelines.features.sparse.codec import SparseCodec
 from pipelines.features.sparse.error_feedback import ErrorFeedback
 from pipelines.features.sparse.mean import mean

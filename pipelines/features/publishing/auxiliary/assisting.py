@@ -18,6 +18,7 @@ from pipelines.core.swarm.network_options import NetworkOptions
 from pipelines.core.swarm.node import SwarmUnreachableError, open_dht
 from pipelines.core.swarm.records import SwarmRecords
 from pipelines.features.all_records import ALL_RECORDS
+from pipelines.features.all_services import ALL_SERVICES
 from pipelines.features.publishing.auxiliary.assembly import assembled_auxiliary_peer
 from pipelines.features.publishing.auxiliary.auxiliary_options import AuxiliaryOptions
 from pipelines.features.publishing.auxiliary.auxiliary_peer import AuxiliaryPeer
@@ -27,7 +28,6 @@ from pipelines.features.publishing.metrics.trackers import Trackers
 from pipelines.features.publishing.publishable_task import OpenTask
 from pipelines.features.publishing.repository.run_bucket import newest_checkpoint
 from pipelines.features.publishing.repository.snapshot import RunSnapshot, signed_epoch
-from pipelines.features.reachability.dial_back import offer_dial_back
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +72,7 @@ def assist_run(
     with contextlib.ExitStack() as stack:
         on_event("asking", run=run)
         network, admission = stack.enter_context(admitted(run, repository, network))
-        how = dict(admission=admission, reply_seconds=reply_seconds(run), services=[offer_dial_back])
+        how = dict(admission=admission, reply_seconds=reply_seconds(run), services=ALL_SERVICES)
         set_aside_what_exists()
         try:
             dht = stack.enter_context(open_dht(repository, run.entry_addresses, network, **how))

@@ -22,12 +22,12 @@ from pipelines.core.swarm.network_options import NetworkOptions
 from pipelines.core.swarm.node import SwarmUnreachableError, open_dht, visible_addresses
 from pipelines.core.swarm.records import SwarmRecords
 from pipelines.features.all_records import ALL_RECORDS
+from pipelines.features.all_services import ALL_SERVICES
 from pipelines.features.publishing.repository.announcements import announce_entry
 from pipelines.features.publishing.repository.entries import RENEWAL_SECONDS, EntriesRefusedError
 from pipelines.features.publishing.repository.generation_watch import GenerationWatch, watching_generation
 from pipelines.features.publishing.repository.key_list import PUBLISHER, TrustedKeys
 from pipelines.features.publishing.repository.snapshot import RunSnapshot
-from pipelines.features.reachability.dial_back import offer_dial_back
 from pipelines.features.servers.server_list import offer_server_list
 
 logger = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ def kept_entry(
     with contextlib.ExitStack() as stack:
         on_event("asking", run=run)
         network, admission = stack.enter_context(admitted(run, repository, network))
-        how = dict(admission=admission, reply_seconds=reply_seconds(run), services=[offer_dial_back])
+        how = dict(admission=admission, reply_seconds=reply_seconds(run), services=ALL_SERVICES)
         set_aside_what_exists()
         others = run.entry_addresses
         try:

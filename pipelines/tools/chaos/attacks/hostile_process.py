@@ -21,8 +21,8 @@ from pipelines.core.run.admission_config import admission_config_of
 from pipelines.core.run.training_run import TrainingRun
 from pipelines.core.swarm.network_options import NetworkOptions
 from pipelines.core.swarm.node import open_dht
+from pipelines.features.all_services import ALL_SERVICES
 from pipelines.features.publishing.repository.snapshot import RunSnapshot
-from pipelines.features.reachability.dial_back import offer_dial_back
 from pipelines.tools.chaos.attacks.hostile_node import SECONDS_BETWEEN_LIES, HostileNode
 from pipelines.tools.chaos.attacks.table import ATTACKS
 from pipelines.tools.chaos.chaotic_peer import EventLog, events_file
@@ -41,7 +41,7 @@ def main(settings: dict[str, Any]) -> None:
         admission,
     ):
         network = NetworkOptions(host_addresses=("/ip4/127.0.0.1/tcp/0",), identity_file=identity)
-        with open_dht(repository, addresses, network, admission=admission, services=[offer_dial_back]) as dht:
+        with open_dht(repository, addresses, network, admission=admission, services=ALL_SERVICES) as dht:
             names, num_keys = zip(*settings["attacks"].items(), strict=True)
             nodes = HostileNode(run, dht, admission, sum(num_keys)).split(num_keys)
             attacks = [ATTACKS[name](node) for name, node in zip(names, nodes, strict=True)]

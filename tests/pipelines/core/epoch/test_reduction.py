@@ -18,7 +18,9 @@ def test_a_run_that_needs_a_feature_which_is_not_installed_is_refused_with_the_c
     monkeypatch.setitem(sys.modules, "pipelines.features", None)
     for name in [name for name in sys.modules if name.startswith("pipelines.features.")]:
         monkeypatch.delitem(sys.modules, name)
-    with pytest.raises(ValueError, match=r"synchronisation is sparse, .* Cure: pip install -U dalle-collab"):
+    with pytest.raises(
+        ValueError, match=r"asks for SparseReduction, .* lacks pipelines.features.* Cure: pip install -U dalle-collab"
+    ):
         reduction_of(SPARSE)
     assert type(reduction_of(tiny_run())) is Reduction
 

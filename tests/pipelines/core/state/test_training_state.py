@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pipelines.core.optimizers.choice import linear_schedule
-from pipelines.core.optimizers.nesterov import Nesterov
+from pipelines.core.optimizers.lamb import Lamb
 from pipelines.core.state.training_state import TrainingState
 
 PURE = """
@@ -50,7 +50,7 @@ def are_equal(first, second):
 
 def test_along_a_gradient_that_nobody_can_use_the_epoch_ends_without_a_step_and_training_goes_on():
     model = torch.nn.Linear(3, 2)
-    state = TrainingState("birds", list(model.parameters()), partial(Nesterov, lr=1.0, momentum=0.0))
+    state = TrainingState("birds", list(model.parameters()), partial(Lamb, lr=1.0))
     before = values(state.main_parameters)
     for parameter in state.optimized_parameters:
         parameter.grad.fill_(1e30)  # finite, as a partner may send it

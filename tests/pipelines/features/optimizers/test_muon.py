@@ -6,7 +6,7 @@ import pytest
 import torch
 from hivemind.optim.state_averager import dump_optimizer_state, load_optimizer_state
 
-from pipelines.core.optimizers.choice import inner_optimizer, optimizer_parts
+from pipelines.core.optimizers.choice import optimizer_factory, optimizer_parts, parameter_groups
 from pipelines.core.optimizers.parameter_groups import in_optimizer_order
 from pipelines.core.run.training_run import TrainingRun
 from pipelines.features.optimizers.muon import (
@@ -177,7 +177,7 @@ def test_a_run_with_muon_trains_all_parameters_and_all_but_matrices_as_with_adam
             parts = optimizer_parts(run, model)
             optimizer = parts["optimizer"](parts["params"])
         else:
-            optimizer = inner_optimizer(run, model)
+            optimizer = optimizer_factory(run)(parameter_groups(run, model))
         for number, parameter in enumerate(model.parameters()):
             parameter.grad = 0.01 * made_up(parameter.shape, number)
         optimizer.step()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pipelines.core.run.training_run import TrainingRun
-    from pipelines.core.swarm.records import ProgressReport, SwarmRecords
+    from pipelines.core.swarm.records import SwarmRecords
     from pipelines.features.servers.complaints import Accused
 
 SHORTEST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 5.0
@@ -42,6 +42,7 @@ def watch(repository: str, settings: Mapping[str, object], identity_file: Path |
     from pipelines.core.swarm.node import open_dht
     from pipelines.core.swarm.records import SwarmRecords
     from pipelines.features.all_records import ALL_RECORDS
+    from pipelines.features.all_services import ALL_SERVICES
 
     with (
         seek_admission(admission_config_of(run, repository), identity_file, get_token()) as (own_identity, admission),
@@ -50,6 +51,7 @@ def watch(repository: str, settings: Mapping[str, object], identity_file: Path |
             run.entry_addresses,
             NetworkOptions(client_mode=True, identity_file=own_identity),
             admission=admission,
+            services=ALL_SERVICES,
         ) as dht,
     ):
         records = SwarmRecords(dht, run.swarm_id, admission=admission, kinds=ALL_RECORDS).open()
@@ -80,15 +82,15 @@ def watch_rounds(repository: str, run: "TrainingRun") -> None:
 def look_once(records: "SwarmRecords") -> dict[str, object]:
     """Return one snapshot as JSON values; see `swarm_snapshot.SwarmSnapshot.from_values`."""
     from pipelines.core.state.votes import count_votes
-    from pipelines.core.swarm.records import AUXILIARIES, INTRODUCTIONS, METRICS, STATES
+    from pipelines.core.swarm.records import AUXILIARIES, INTRODUCTIONS, METRICS, PROGRESS, STATES
     from pipelines.features.servers.server_record import SERVERS
 
-    reports, states = records.progress_reports(), records.read(STATES)
+    reports, states = records.read_dated(PROGRESS), records.read(STATES)
     metrics, introductions = records.read(METRICS), records.read(INTRODUCTIONS)
     verdict = count_votes(states, set(reports), users=records.admissions.users(states))
     return dict(
         time=time.time(),
-        peers=[_peer(key, report, metrics.get(key), introductions.get(key)) for key, report in sorted(reports.items())],
+        peers=[_peer(key, *reports[key], metrics.get(key), introductions.get(key)) for key in sorted(reports)],
         num_auxiliaries=len(records.read(AUXILIARIES)),
         servers=[server.dict() for _, server in sorted(records.read(SERVERS).items())],
         accused=[dataclasses.asdict(one) for one in _accused(records)],
@@ -102,15 +104,14 @@ def _accused(records: "SwarmRecords") -> "list[Accused]":
     return accused_servers(records.read(COMPLAINTS), names_users=records.admissions.counts_users)
 
 
-def _peer(key: bytes, report: "ProgressReport", metrics: Any, introduction: Any) -> dict[str, object]:
+def _peer(key: bytes, progress: Any, until: float, metrics: Any, introduction: Any) -> dict[str, object]:
     from pipelines.core.swarm.node import readable_peer_id
 
-    progress = report.progress
     return dict(
         key=hashlib.sha256(key).hexdigest()[:16],
         peer_id=readable_peer_id(progress.peer_id),
         progress={name: getattr(progress, name) for name in ("epoch", "samples_per_second", "client_mode")},
-        valid_until=report.valid_until,
+        valid_until=until,
         metrics=metrics and metrics.dict(),
         introduction=introduction and introduction.dict(),
     )

@@ -63,7 +63,7 @@ def test_figures_that_cannot_be_true_are_left_out_and_counted(name, value):
     assert tracked["liar"].peer.figures is None and tracked["liar"].peer.num_impossible == 1
     assert summarise(tracked, NOW, 0) is None
     honest = track(tracked, look(peer_values("b", metrics=metrics("b"))), LIFETIME)
-    assert summarise(honest, NOW, 0).loss == 2.0
+    assert summarise(honest, NOW, 0)["loss"] == 2.0
 
 
 def test_text_of_peers_is_one_short_line():

@@ -1,9 +1,14 @@
 """Nesterov steps along the averaged progress: the outer optimizer of local steps (Douillard et al., 2023)."""
 
+from functools import partial
+
 import torch
 from torch.optim.optimizer import ParamsT
 
+from pipelines.core.optimizers.choice import OptimizerContext
 from pipelines.core.optimizers.lamb import global_norm
+from pipelines.core.optimizers.parameter_groups import weight_decay_groups
+from pipelines.core.run.training_run import TrainingRun
 
 
 class Nesterov(torch.optim.Optimizer):
@@ -35,3 +40,11 @@ class Nesterov(torch.optim.Optimizer):
                         momentum = self.state[parameter]["momentum"].mul_(group["momentum"]).add_(gradient)
                         direction = momentum.mul(group["momentum"]).add_(gradient)
                     parameter.sub_(direction * group["lr"])
+
+
+def outer_parts(run: TrainingRun, model: torch.nn.Module) -> OptimizerContext:
+    """Return the parts of the state that all peers share: Nesterov steps at a constant rate; see `optimizer_parts`."""
+    groups = weight_decay_groups(model.named_parameters(), run.weight_decay)
+    outer = partial(Nesterov, lr=run.outer_learning_rate, momentum=run.outer_momentum)
+    # The inner optimizer decays the weights; decayed twice, they would shrink with every synchronisation.
+    return dict(params=[dict(params=group["params"]) for group in groups], optimizer=outer, scheduler=None)

@@ -7,11 +7,11 @@ import torch
 from installed_features import ALL_OPTIMIZERS
 from swarm_of_processes import tiny_run
 
-from pipelines.core.epoch.local_steps import InnerSteps
 from pipelines.core.optimizers.choice import optimizer_parts, optimizer_type, parameter_groups
-from pipelines.core.optimizers.nesterov import Nesterov
 from pipelines.core.optimizers.schedule import learning_rate
 from pipelines.core.run.training_run import TrainingRun
+from pipelines.features.local_steps.local_steps import InnerSteps
+from pipelines.features.local_steps.nesterov import Nesterov
 
 
 @pytest.fixture

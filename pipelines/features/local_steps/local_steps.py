@@ -1,80 +1,18 @@
-"""What a peer does with gradients until the swarm has enough samples: sum them, or make local steps.
+"""Local steps: what a peer does with gradients until the swarm has enough samples (Douillard et al., 2023).
 
-With local steps (Douillard et al., 2023) peers average their progress instead of every gradient: the averaged vector is
-the pseudo-gradient of the outer optimizer, whose parameters and momentum are the state that newcomers, the auxiliary
-peer and checkpoints see.
+Peers average their progress instead of every gradient: the averaged vector is the pseudo-gradient of the outer
+optimizer, whose parameters and momentum are the state that newcomers, the auxiliary peer and checkpoints see.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol
 
 import torch
 
-from pipelines.core.optimizers.choice import inner_optimizer
+from pipelines.core.epoch.gathering import GradientSum, SummedGradients
+from pipelines.core.optimizers.choice import optimizer_factory, parameter_groups
 from pipelines.core.optimizers.schedule import learning_rate
 from pipelines.core.run.training_run import TrainingRun
 from pipelines.core.state.training_state import TrainingState
-
-
-class GradientSum(Protocol):
-    """Sums the micro-batches' gradients, from the parameters' `.grad`; an averager of hivemind is one."""
-
-    local_samples_accumulated: int
-
-    def accumulate_grads_(self, batch_size: int) -> None:
-        """Add the mean gradient of so many samples."""
-
-    def gathered(self) -> Sequence[torch.Tensor]:
-        """Return the sums of the mean gradients, each in units of the first micro-batch's size."""
-
-    def scale_of_mean(self, num_samples: float) -> float:
-        """Return the factor that turns what is `gathered` from this many samples into their mean gradient."""
-
-    def count_as_one(self, num_samples: int) -> None:
-        """Treat what is `gathered` as one vector, with the weight of this many samples."""
-
-    def take_back(self) -> None:
-        """Gather on: the round with what was gathered did not happen."""
-
-    def reset_accumulated_grads_(self) -> None:
-        """Start another sum."""
-
-    def forget_gradients(self) -> None:
-        """Forget all gradients: they belong to parameters that this peer no longer has."""
-
-
-class SummedGradients:
-    """What a training peer does between two rounds of averaging: it sums every gradient, and the sum is averaged."""
-
-    def __init__(self, averager: GradientSum) -> None:
-        self._averager = averager
-
-    def add(self, num_samples: int, epoch: int) -> int:
-        """Count the samples' mean gradient, in the parameters' `.grad`; return the epoch's samples so far."""
-        self._averager.accumulate_grads_(num_samples)
-        return self._averager.local_samples_accumulated
-
-    def finish(self, epoch: int) -> None:
-        """Load what to average now, and its weight, into the averager, which already has everything."""
-
-    def take_back(self) -> int:
-        """Gather on what `finish` has loaded: nobody has averaged it, the state is the same; return its samples."""
-        self._averager.take_back()
-        return self._averager.local_samples_accumulated
-
-    def lose_round(self) -> None:
-        """Note that nobody has averaged what `finish` has loaded, while more has been gathered: it is lost."""
-
-    def restart(self, *, keep_gradient: bool) -> int:
-        """Start over, after a change of the state from outside; return the samples that still count."""
-        if keep_gradient:
-            return self.take_back()
-        self._averager.forget_gradients()
-        return self._averager.local_samples_accumulated
-
-    def own_tensors(self) -> Iterable[torch.Tensor]:
-        """Return what it keeps on the model's device, besides what the averager has gathered: nothing."""
-        return ()
 
 
 class InnerSteps:
@@ -88,7 +26,7 @@ class InnerSteps:
 
     def __init__(self, run: TrainingRun, model: torch.nn.Module, parameters: Sequence[torch.Tensor]) -> None:
         self._run, self._parameters = run, tuple(parameters)
-        self.optimizer = inner_optimizer(run, model)
+        self.optimizer = optimizer_factory(run)(parameter_groups(run, model))
         # On the CPU: it is used once per synchronisation, and the device's memory is scarce.
         self._start = tuple(parameter.detach().to("cpu", copy=True) for parameter in self._parameters)
 
@@ -134,14 +72,15 @@ class InnerSteps:
             start.copy_(new)
 
 
-class LocalSteps:
+class LocalSteps(SummedGradients):
     """Inner steps of `inner_batch_size` samples; the progress since the last synchronisation is averaged.
 
     The model's parameters are this peer's own; those of the swarm are in the training state.
     """
 
     def __init__(self, run: TrainingRun, model: torch.nn.Module, averager: GradientSum, state: TrainingState) -> None:
-        self._run, self._averager, self._state = run, averager, state
+        super().__init__(averager)
+        self._run, self._state = run, state
         self._num_samples = 0
         self._inner = InnerSteps(run, model, state.main_parameters)
         # New parameters do not overwrite the model's: the model's progress since then is applied on top of them.
@@ -171,9 +110,6 @@ class LocalSteps:
         self._averager.reset_accumulated_grads_()
         return self._num_samples
 
-    def lose_round(self) -> None:
-        """See `SummedGradients`: it is lost."""
-
     def restart(self, *, keep_gradient: bool) -> int:
         """See `SummedGradients`. Progress from an older state is useless for a newer one: it is never kept."""
         self._averager.forget_gradients()
@@ -201,7 +137,3 @@ class LocalSteps:
 
     def _rebase(self) -> None:
         self._inner.rebase(self._state.optimized_parameters)
-
-
-Gathering = SummedGradients | LocalSteps
-"""What a peer gathers between two rounds, and how."""
