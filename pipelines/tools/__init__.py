@@ -1,1 +1,1 @@
-"""Around a run: examination, memory, pages, demo, attacks. May import all but `command_line`."""
+"""Around a run: examination, memory, pages, demo, attacks."""

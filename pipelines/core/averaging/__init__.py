@@ -1,1 +1,1 @@
-"""One round of averaging among strangers. May import `run`, `admission`, `swarm`."""
+"""One round of averaging among strangers."""

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -16,6 +16,8 @@ from pipelines.core.run.training_run import TrainingRun
 from pipelines.core.state.training_state import TrainingState
 
 logger = logging.getLogger(__name__)
+
+Part = TypeVar("Part")
 
 
 class Reduction:
@@ -73,7 +75,7 @@ def reduction_of(run: TrainingRun, averager_type: Callable[..., SwarmGradientAve
     return kind(run, averager_type or SwarmGradientAverager)
 
 
-def _feature_or(default: Any, place: str) -> Any:
+def _feature_or(default: type[Part], place: str) -> type[Part]:
     try:
         return named_feature(place)
     except MissingFeatureError as error:

@@ -1,1 +1,1 @@
-"""The gradient of one micro-batch, on one or more devices. May import `run`."""
+"""The gradient of one micro-batch, on one or more devices."""

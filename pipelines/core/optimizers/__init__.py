@@ -1,1 +1,1 @@
-"""Optimizers of a run, their parameter groups and schedule. May import `run`."""
+"""Optimizers of a run, their parameter groups and schedule."""

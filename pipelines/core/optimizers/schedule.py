@@ -4,7 +4,7 @@ from pipelines.core.run.training_run import TrainingRun
 
 
 def linear_factor(epoch: int, *, num_warmup: int, num_total: int) -> float:
-    """Return the share of the peak learning rate in an epoch, in [0, 1]; see `lamb.linear_schedule`."""
+    """Return the share of the peak learning rate in an epoch, in [0, 1]; see `choice.linear_schedule`."""
     if epoch < num_warmup:
         return (epoch + 1) / (num_warmup + 1)
     return max(0.0, (num_total - epoch) / max(1, num_total - num_warmup))

@@ -66,18 +66,17 @@ class HeirWatch:
 
     def __init__(self, optimizer: SwarmOptimizer, records: SwarmRecords) -> None:
         self._optimizer, self._records = optimizer, records
-        self._first_terms = records.auxiliary_terms()
+        self._first_terms = {owner: until for owner, (_, until) in records.read_dated(AUXILIARIES).items()}
 
     def look(self) -> Heirs:
         """Return what the swarm's records say now."""
-        seen = self._optimizer.state_transfer.look_at_anchors()
-        held = {owner: int(status.held_epoch) for owner, status in self._records.read(AUXILIARIES).items()}
-        behind = {owner for owner, epoch in held.items() if epoch < self._optimizer.run.num_epochs}
-        terms = self._records.auxiliary_terms() if behind else {}
-        is_alive = any(terms.get(owner, 0.0) > self._first_terms.get(owner, 0.0) for owner in behind)
+        seen, last_epoch = self._optimizer.state_transfer.look_at_anchors(), self._optimizer.run.num_epochs
+        held = self._records.read_dated(AUXILIARIES)
+        behind = {owner: until for owner, (status, until) in held.items() if status.held_epoch < last_epoch}
+        is_alive = any(until > self._first_terms.get(owner, 0.0) for owner, until in behind.items())  # has renewed it
         return Heirs(
             signed_epoch=seen.newest_epoch if seen.has_anchors else None,
-            held_epochs=list(held.values()),
+            held_epochs=[int(status.held_epoch) for status, _ in held.values()],
             num_without=0 if seen.has_anchors or held else self._num_without(),
             are_coming=is_alive or self._optimizer.state.snapshot.is_held,
         )

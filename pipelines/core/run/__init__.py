@@ -1,1 +1,1 @@
-"""What all peers of a run agree on, and what one machine may choose. May import `memory_estimate`, `hub_tools`."""
+"""What all peers of a run agree on, and what one machine may choose."""

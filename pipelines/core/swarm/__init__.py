@@ -1,4 +1,1 @@
-"""A peer's node in the DHT, its signed records, and probes of other nodes. What training and serving both stand on.
-
-May import `admission`.
-"""
+"""A peer's node in the DHT, its signed records, and probes of other nodes. What training and serving both stand on."""

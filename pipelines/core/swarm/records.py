@@ -164,10 +164,6 @@ class SwarmRecords:
             for owner, peer in peers.items()
         }
 
-    def auxiliary_terms(self) -> dict[bytes, float]:
-        """Return until when, in DHT time, each auxiliary peer's record is valid: the live ones renew theirs."""
-        return {key: until for key, (_, until) in self.read_dated(AUXILIARIES).items()}
-
     def trainers(self) -> set[bytes]:
         """Return the public keys of the live training peers."""
         return set(self.read(PROGRESS))

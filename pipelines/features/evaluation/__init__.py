@@ -1,1 +1,1 @@
-"""How good a checkpoint is: pictures, loss, codec. May import `generation`, `clip`, `image_codes` and tasks."""
+"""How good a checkpoint is: pictures, loss, codec."""

@@ -1,1 +1,1 @@
-"""The whole system, small, on one machine. May import everything except `chaos` and `command_line`."""
+"""The whole system, small, on one machine."""

@@ -1,1 +1,1 @@
-"""What follows from a model's sizes alone. May import the model."""
+"""What follows from a model's sizes alone."""

@@ -1,1 +1,1 @@
-"""The card of a published checkpoint, whatever the task. May import `run`, `metrics`."""
+"""The card of a published checkpoint, whatever the task."""

@@ -1,1 +1,1 @@
-"""The run's figures: history, contributions, report, reel, trackers. May import `run`, `repository`, `swarm`."""
+"""The run's figures: history, contributions, report, reel, trackers."""

@@ -1,1 +1,1 @@
-"""The run's repository on the Hub: snapshot, commits, manifest, keys, tags, rollback. May import `run`, `hub_tools`."""
+"""The run's repository on the Hub: snapshot, commits, manifest, keys, tags, rollback."""

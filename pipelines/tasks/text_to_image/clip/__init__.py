@@ -1,1 +1,1 @@
-"""CLIP: ranking pictures by caption, and training a small CLIP. May import `image_codes`, `hub_tools`."""
+"""CLIP: ranking pictures by caption, and training a small CLIP."""

@@ -1,1 +1,1 @@
-"""Turns captioned pictures into Parquet shards of image codes. May import `image_codes`."""
+"""Turns captioned pictures into Parquet shards of image codes."""

@@ -1,1 +1,1 @@
-"""Fine-tuning a published model on your own pictures. May import the model, `image_codes` and the task."""
+"""Fine-tuning a published model on your own pictures."""

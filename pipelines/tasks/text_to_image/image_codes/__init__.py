@@ -1,1 +1,1 @@
-"""The record format of image codes and the VQGAN codec. May import `hub_tools`."""
+"""The record format of image codes and the VQGAN codec."""

@@ -1,4 +1,1 @@
-"""Real English text for the demo's language models, and what n-grams came to, which they must beat.
-
-May import `tasks.streaming` and `tasks.language_modeling`.
-"""
+"""Real English text for the demo's language models, and what n-grams came to, which they must beat."""
