@@ -7,6 +7,7 @@ whose trainers all die would be lost.
 import contextlib
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 
 import torch
 
@@ -64,7 +65,7 @@ class SwarmFollowing:
         self._optimizer.state_transfer.reached_epoch = reached_epoch
         self._ledger = self._open_ledger()
         self.paused, self.close = self._thread.paused, self._optimizer.shutdown
-        self.announce = records.publish_auxiliary
+        self.announce = partial(records.publish, AUXILIARIES)
 
     def _open_ledger(self) -> contextlib.AbstractContextManager:
         """Return the keeper of the ledger; of nothing, if the run's data has no blocks."""
