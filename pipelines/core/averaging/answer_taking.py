@@ -1,4 +1,4 @@
-"""Taking the averages of a round: from each reducer, and what that one does not give from the other members."""
+"""Taking the averages of a round: from each reducer, on the streams that take the parts there, or else from others."""
 
 import asyncio
 import logging

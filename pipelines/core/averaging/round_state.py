@@ -132,7 +132,7 @@ class RoundState:
     inputs: RoundInputs
     answers: RoundAnswers
     sent: dict[tuple[PeerID, int], tuple[float, bytes]] = field(default_factory=dict)
-    """Weight and digest of this peer's own parts, by reducer and number, to which it has itself answered."""
+    """Weight and digest of this peer's own parts, by reducer and number, to which that reducer has itself answered."""
 
     arrivals: Arrivals = field(default_factory=Arrivals)
     offences: set[tuple[PeerID, Misbehaviour]] = field(default_factory=set)

@@ -49,6 +49,8 @@ class EpochContext:
 
     state: TrainingState
     gradients: SwarmGradientAverager
+    """What averages them, in its own process."""
+
     gathering: SummedGradients
     records: SwarmRecords
     transfer: StateTransfer
@@ -101,8 +103,8 @@ def end_epoch(parts: EpochContext) -> None:
                 listener.round_averaged(parts.epoch + 1)
             parts.gradients.load_accumulators_into_averager_()  # this peer's own gradient
         elif (control := begin_round(parts)) is not None and run.delay_gradient_averaging:
-            has_average = partial(finish_round, parts, control)
-        elif control is None or not finish_round(parts, control):
+            has_average = partial(finish_round, parts, control, parts.epoch + 1)
+        elif control is None or not finish_round(parts, control, parts.epoch + 1):
             end_without_step(parts)
             return
         # The optimizer reads the averager's tensors: their current values, or those after `has_average`.
@@ -144,7 +146,7 @@ def is_alone(parts: EpochContext) -> bool:
 
 
 def begin_round(parts: EpochContext) -> StepControl | None:
-    """Send this peer's gradient into a round; return None if it could not begin."""
+    """Load this peer's gradient into the averager, which may begin the round now; return None if it could not."""
     parts.gradients.expect_samples(parts.tracker.plausible_samples())
     if search_of(parts.scheduled) in (Search.IN_ROUND, Search.OVER):
         leave(parts)
@@ -159,15 +161,16 @@ def begin_round(parts: EpochContext) -> StepControl | None:
         return None
 
 
-def finish_round(parts: EpochContext, control: StepControl) -> bool:
+def finish_round(parts: EpochContext, control: StepControl, epoch: int) -> bool:
     """Wait for the round; return whether there is an average, False if the round failed at all peers.
 
-    With delayed averaging, this runs in a thread while gradients of the next epoch are gathered.
+    `epoch` is that of the state after its step: `parts` may be an epoch further by then. With delayed averaging,
+    this runs in a thread while gradients of the next epoch are gathered.
 
     Raises:
         MissedRoundError: the others have had it, and this peer has not.
     """
-    before, has_average, epoch = parts.gradients.last_round, True, parts.epoch + 1
+    before, has_average = parts.gradients.last_round, True
     try:
         wait_for_round(
             control,

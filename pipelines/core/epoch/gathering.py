@@ -7,7 +7,7 @@ import torch
 
 
 class GradientSum(Protocol):
-    """Sums the micro-batches' gradients, from the parameters' `.grad`; an averager of hivemind is one."""
+    """Sums the micro-batches' gradients, from the parameters' `.grad`; a `SwarmGradientAverager` is one."""
 
     local_samples_accumulated: int
 

@@ -1,4 +1,4 @@
-"""Translates a run's settings for hivemind: optimizer and schedule, the averagers' options, polling intervals.
+"""Translates a run's settings for hivemind: the averagers' options, limits of transfers, polling intervals.
 
 Training peers and the auxiliary peer build their averagers with these same functions, so that they are compatible.
 """

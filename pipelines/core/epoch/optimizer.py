@@ -76,8 +76,8 @@ class OptimizerProgress:
 class SwarmOptimizer:
     """Gathers gradients until the swarm has `samples_per_epoch` samples, averages them and steps.
 
-    `step(batch_size=...)` returns at once or, at the end of an epoch, after the averaging round. `make_optimizer`
-    builds the parts; call `shutdown` at the end.
+    `step(batch_size=...)` returns at once or, at the end of an epoch, after its round, if no thread waits for that.
+    `make_optimizer` builds the parts; call `shutdown` at the end.
     """
 
     def __init__(

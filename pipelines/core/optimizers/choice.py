@@ -24,7 +24,7 @@ OUTER_PARTS = "pipelines.features.local_steps.nesterov:outer_parts"
 
 
 class OptimizerContext(TypedDict):
-    """What hivemind's optimizer and averager are built from."""
+    """What the state that all peers share is built from."""
 
     params: ParamsT
     optimizer: Callable[[ParamsT], torch.optim.Optimizer]

@@ -6,7 +6,7 @@ bits on all processors (`equal_arithmetic.py`): its digests are frozen, and the 
 with any number of threads, and on ARM (`tests/golden/frozen_arithmetic.py`). So peers that started
 from one state and missed no part of a round stay equal in every bit: three real peers, four epochs, 43 of 43 tensors,
 without compression and in 8 bits, with 8-bit statistics. With hivemind's rounds (each member adds its own difference)
-it was 15 of 43 and 0 of 43. Peers do diverge after a part that a dying reducer delivered to only some members;
+it was 15 of 43 and 0 of 43. Peers do diverge after a part that only some members could get in a round's last attempt;
 `votes` says how a newcomer handles digests that differ.
 
 The digest covers the run, the epoch, and of every tensor its name, type, shape and bytes: parameters and optimizer

@@ -19,7 +19,7 @@ MAX_EPOCHS_AHEAD = 16
 
 
 class StateClaim(Protocol):
-    """A peer's claim about its state; see `records.StateRecord`."""
+    """A peer's claim about its state; see `peer_records.StateRecord`."""
 
     peer_id: str
     epoch: int
