@@ -12,12 +12,12 @@ import time
 import pytest
 
 WORKER = """
-import signal
+import signal, time
 for number, said in ((signal.SIGUSR1, "paused"), (signal.SIGUSR2, "resumed")):
     signal.signal(number, lambda *_, said=said: print(said, flush=True))
 print("ready", flush=True)
 while True:
-    signal.pause()
+    time.sleep(0.05)  # a signal that comes just before `signal.pause` would wait for the next one
 """
 COMMAND = f"""
 import os, subprocess, sys

@@ -20,8 +20,10 @@ def test_a_grandchild_in_a_session_of_its_own_is_found_by_its_mark_and_ended():
     pipe, end = os.pipe()
     code = (
         "import os, subprocess, sys\n"
-        f"streams = dict(stdin={pipe}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)\n"
-        "child = subprocess.Popen([sys.executable, '-c', 'input()'], start_new_session=True, **streams)\n"
+        f"streams = dict(stdin={pipe}, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)\n"
+        "lines = 'print(flush=True); input()'\n"
+        "child = subprocess.Popen([sys.executable, '-c', lines], start_new_session=True, **streams)\n"
+        "child.stdout.readline()  # within its exec, a process has no environment for a moment\n"
         "print(child.pid, flush=True)\n"
         "os._exit(0)"
     )
