@@ -1,4 +1,4 @@
-"""Keys, requests and the real service for the tests of admission; run as a program it is that service."""
+"""Requests and the real service for the tests of admission; run as a program it is that service."""
 
 import contextlib
 import dataclasses
@@ -10,35 +10,20 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 
 import httpx2
-from cryptography.hazmat.primitives.asymmetric import rsa
+from admission_tokens import rsa_key
 from huggingface_hub import HfApi
 
 from hub_tools.endpoint import prepare_hub_client
 from hub_tools.local_hub import LocalHub
 from hub_tools.processes.child_process import ChildProcess
 from hub_tools.publishing.account_proof import HubAccount
-from pipelines.core.admission.tokens import Admission
 from pipelines.core.run.training_run import TrainingRun
 from pipelines.core.signing.publisher_keys import PublisherKey
-from pipelines.core.signing.rsa_keys import RsaKey, peer_id_of
 from pipelines.core.signing.signed_statement import signed_text
 from pipelines.features.admission_service.requests import AdmissionRequest, proof_name, request_of
-
-AUTHORITY = PublisherKey.generate()
-
-
-@cache
-def rsa_key(name: str) -> RsaKey:
-    """Return a key that stays the same for a name within one process."""
-    return RsaKey(rsa.generate_private_key(public_exponent=65537, key_size=2048))
-
-
-def peer_id(name: str) -> bytes:
-    return peer_id_of(rsa_key(name).public)
 
 
 def request_for(
@@ -58,14 +43,6 @@ def proven_request(account: HubAccount, authority_key: str, **changes: object) -
 
 def body_of(request: AdmissionRequest) -> dict[str, object]:
     return json.loads(signed_text(request, rsa_key("record")))
-
-
-def admission(now: float, **changes: object) -> Admission:
-    values = dict(
-        username="alice", run_id="run", peer_id=peer_id("peer").hex(), record_key=rsa_key("record").public,
-        expires_at=now + 60.0, confirmed_at=now, key=AUTHORITY.public,
-    )  # fmt: skip
-    return Admission(**(values | changes))
 
 
 @dataclass

@@ -6,7 +6,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import torch
-from admission_material import peer_id, rsa_key
+from admission_tokens import peer_id, rsa_key
 from hivemind.compression import CompressionInfo, Float16Compression, NoCompression
 from hivemind.p2p import PeerID
 from hivemind.utils.crypto import RSAPrivateKey

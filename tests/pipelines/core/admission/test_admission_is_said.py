@@ -7,7 +7,7 @@ import time
 import hivemind
 import pytest
 import torch
-from admission_material import AUTHORITY, admission, rsa_key
+from admission_tokens import AUTHORITY, admission, rsa_key
 from hivemind.p2p import P2P, P2PHandlerError
 from hivemind.proto import averaging_pb2
 from hivemind.utils import get_dht_time

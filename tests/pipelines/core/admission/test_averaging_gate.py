@@ -6,7 +6,7 @@ from multiprocessing import get_context
 from types import SimpleNamespace
 
 import pytest
-from admission_material import AUTHORITY, admission, peer_id, rsa_key
+from admission_tokens import AUTHORITY, admission, peer_id, rsa_key
 from hivemind.averaging.group_info import GroupInfo
 from hivemind.averaging.matchmaking import MatchmakingException
 from hivemind.p2p import PeerID

@@ -4,7 +4,7 @@ import dataclasses
 
 import hivemind
 import pytest
-from admission_material import admission, rsa_key
+from admission_tokens import admission, rsa_key
 from hivemind.dht.crypto import RSASignatureValidator
 from hivemind.utils import get_dht_time
 from hivemind.utils.crypto import RSAPrivateKey

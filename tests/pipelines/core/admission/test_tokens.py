@@ -5,7 +5,7 @@ import dataclasses
 import json
 
 import pytest
-from admission_material import AUTHORITY, admission, peer_id, rsa_key
+from admission_tokens import AUTHORITY, admission, peer_id, rsa_key
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 from hivemind.p2p import P2P, PeerID

@@ -6,7 +6,8 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from admission_material import edit_lists, publish_run, rsa_key, running_service
+from admission_material import edit_lists, publish_run, running_service
+from admission_tokens import rsa_key
 from huggingface_hub import HfApi
 from running_programs import wait_for
 from swarm_of_processes import tiny_run

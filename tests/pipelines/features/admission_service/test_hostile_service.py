@@ -7,7 +7,8 @@ import time
 
 import httpx2
 import pytest
-from admission_material import body_of, edit_lists, publish_run, request_for, rsa_key, running_service
+from admission_material import body_of, edit_lists, publish_run, request_for, running_service
+from admission_tokens import rsa_key
 from hostile_service import HostileService, http
 from huggingface_hub import HfApi
 from published_runs import the_line

@@ -3,7 +3,8 @@
 import time
 
 import pytest
-from admission_material import request_for, rsa_key
+from admission_material import request_for
+from admission_tokens import rsa_key
 from huggingface_hub import HfApi
 
 from hub_tools.publishing.account_proof import PROOF_REPOSITORY, HubAccount, NoRightsError, is_placed

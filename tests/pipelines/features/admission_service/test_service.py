@@ -4,7 +4,8 @@ import time
 
 import httpx2
 import pytest
-from admission_material import body_of, edit_lists, peer_id, publish_run, request_for, rsa_key, running_service
+from admission_material import body_of, edit_lists, publish_run, request_for, running_service
+from admission_tokens import peer_id, rsa_key
 from swarm_of_processes import tiny_run
 
 from hub_tools.local_hub import LocalHub

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from admission_material import rsa_key
+from admission_tokens import rsa_key
 from signed_rounds import (
     CODECS,
     GROUP,

@@ -1,7 +1,7 @@
 """What an entry tells strangers about servers is believed as far as the run's authority has signed it."""
 
 import pytest
-from admission_material import admission
+from admission_tokens import admission
 from hivemind.dht.crypto import RSASignatureValidator
 from hivemind.p2p import PeerID
 from hivemind.utils import MSGPackSerializer
