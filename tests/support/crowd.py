@@ -12,12 +12,8 @@ import threading
 from contextlib import AbstractContextManager
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from running_programs import ready_program
-
-if TYPE_CHECKING:
-    from pipelines.core.signing.rsa_keys import RsaKey
 
 EPOCH = 1200
 NUM_IDENTITIES = 8
@@ -40,6 +36,7 @@ class _Member:
     """One peer of the crowd: a key, and figures that stay the same."""
 
     def __init__(self, index: int) -> None:
+        from admission_tokens import rsa_key
         from hivemind.dht.crypto import RSASignatureValidator
         from hivemind.utils.crypto import RSAPrivateKey
 
@@ -48,7 +45,7 @@ class _Member:
         private_key = RSAPrivateKey()
         self.signature = RSASignatureValidator(private_key)
         self.record_key = private_key.get_public_key().to_bytes().decode()
-        self.identity = _identity(index % NUM_IDENTITIES)
+        self.identity = rsa_key(f"crowd {index % NUM_IDENTITIES}")
         chance, own = random.Random(index), ROGUES[index] if index < len(ROGUES) else {}
         speed = own.get("samples_per_second", chance.uniform(2.0, 40.0))
         who = dict(
@@ -76,15 +73,6 @@ class _Member:
 
         admission = own_admission(swarm_id, self.identity, self.record_key, now=now, expires_at=expires)
         return token_of(admission, self.identity)
-
-
-@cache
-def _identity(number: int) -> "RsaKey":
-    from cryptography.hazmat.primitives.asymmetric import rsa
-
-    from pipelines.core.signing.rsa_keys import RsaKey
-
-    return RsaKey(rsa.generate_private_key(public_exponent=65537, key_size=2048))
 
 
 def main(swarm_id: str, num_peers: int, lifetime_seconds: float) -> None:

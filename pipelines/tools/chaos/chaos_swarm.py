@@ -305,9 +305,6 @@ class ChaosSwarm:
             self.trainers.append(self._make_trainer(number))
             self._start_trainer(self.trainers[-1])
 
-    def _events_of(self, auxiliary: str) -> list[dict[str, Any]]:
-        return read_events(self.plan.folder / f"{auxiliary}.jsonl")
-
     def _create_run(self) -> None:
         folder = self.plan.folder / "material"
         folder.mkdir()
