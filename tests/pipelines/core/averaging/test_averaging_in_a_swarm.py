@@ -32,6 +32,7 @@ def test_eight_bit_averaging_sends_one_byte_per_parameter_and_leaves_peers_with_
         num_epochs=6,
         optimizer_bits=8,
         delay_optimizer_step=True,
+        delay_gradient_averaging=True,
         **PATIENT,
     )
     peers = run_two_peers(tmp_path, run)
@@ -45,6 +46,8 @@ def test_eight_bit_averaging_sends_one_byte_per_parameter_and_leaves_peers_with_
     parameters = [load_file(tmp_path / f"{name}.safetensors") for name in ("first", "second")]
     assert largest_difference(*parameters) == 0.0
     named = [{event["epoch"]: event["digest"] for event in peer.events("state")} for peer in peers]
+    for peer in peers:  # a round behind the next epoch's computation is of its own epoch, whenever it ends
+        assert [event["epoch"] for event in peer.events("averaged")] == list(range(1, run.num_epochs + 1))
     epochs = set(named[0]) & set(named[1])
     assert len(epochs) >= 3, "epoch by epoch peers name the digest of their whole state, also while a step is delayed"
     assert {epoch: named[0][epoch] for epoch in epochs} == {epoch: named[1][epoch] for epoch in epochs}
