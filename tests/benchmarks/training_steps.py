@@ -87,11 +87,11 @@ def peer_of_a_benchmark(run: Any, compute: Any, number: int, folder: Path) -> It
     task, generator = open_task(run, "bench/run"), torch.Generator().manual_seed(number)
 
     def batches() -> Iterator[Any]:
-        config, size = peer.model.config, compute.micro_batch_size
+        config, size, has_met = peer.model.config, compute.micro_batch_size, False
         while True:
-            if peer.num_samples:
-                while peer.optimizer.tracker.global_progress.num_peers < 2:
-                    time.sleep(0.02)  # a peer that sees nobody else would end its first epoch alone
+            while peer.num_samples and not has_met:  # a peer that sees nobody else would end its first epoch alone
+                has_met = peer.optimizer.tracker.global_progress.num_peers >= 2
+                time.sleep(0.02)
             yield image_code_batch(
                 torch.randint(2, config.text_vocab_size, (size, config.text_sequence_length), generator=generator),
                 torch.randint(config.codebook_size, (size, config.image_grid_size**2), generator=generator),
