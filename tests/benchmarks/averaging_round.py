@@ -64,10 +64,10 @@ def run_rounds(settings: RoundSettings, limits: LinkLimits | None = None) -> lis
 
 def be_a_peer(number: int, folder: Path, address: str, announced: str, settings: RoundSettings) -> None:
     """Average random gradients with the others."""
+    from pipelines.core.averaging.averager import SwarmAverager
     from pipelines.core.averaging.division import Division
     from pipelines.core.averaging.wire.codec import averaging_compression
     from pipelines.core.epoch.assembly import LISTENER
-    from pipelines.core.epoch.gradient_averager import SwarmGradientAverager
     from pipelines.core.run.training_run import TrainingRun
     from pipelines.core.swarm.network_options import NetworkOptions
     from pipelines.core.swarm.node import open_dht, visible_addresses
@@ -81,14 +81,14 @@ def be_a_peer(number: int, folder: Path, address: str, announced: str, settings:
     helps = settings.has_helper and number == settings.num_peers - 1
     entry = () if number == 0 else (_wait_for(folder / "address"),)
     options = NetworkOptions(host_addresses=(address,), announce_addresses=(announced,))
-    parameter = torch.nn.Parameter(torch.randn(settings.num_parameters // 1024, 1024))
+    vector = torch.zeros(settings.num_parameters // 1024, 1024)
     rounds = []
     with open_dht("bench/run", entry, options, admission=None) as dht:
         if number == 0:
             _write(folder / "address", visible_addresses(dht)[0])
         division = partial(MeasuredDivision, may_help=helps) if settings.measures else Division
-        averager = SwarmGradientAverager(
-            [parameter], dht=dht, admission=None, prefix="bench", compression=averaging_compression(run),
+        averager = SwarmAverager(
+            [vector], dht=dht, admission=None, prefix="bench", compression=averaging_compression(run),
             target_group_size=settings.num_peers, min_matchmaking_time=4.0, request_timeout=1.5,
             allreduce_timeout=120.0, next_chunk_timeout=30.0, start=True,
             new_division=division, **(LISTENER if helps else {}),
@@ -96,10 +96,9 @@ def be_a_peer(number: int, folder: Path, address: str, announced: str, settings:
         while len(rounds) < settings.num_rounds:
             _meet(folder, number, len(rounds), settings.num_peers)
             if not helps:
-                parameter.grad = torch.randn_like(parameter)
-                averager.accumulate_grads_(batch_size=1)
+                with averager.get_tensors() as (vector,):
+                    vector.normal_()
             averager.step(timeout=240.0)
-            averager.notify_used_averaged_gradients()
             rounds.append(asdict(averager.last_round))
         averager.shutdown()
         _write(folder / f"figures-{number}.json", json.dumps(rounds))

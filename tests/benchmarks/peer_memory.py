@@ -74,13 +74,13 @@ def be_a_peer(number: int, folder: Path, model: dict[str, Any]) -> None:
 def components(peer: Any) -> dict[str, int]:
     """Return the bytes of a peer's tensors by what they are for."""
     optimizer = peer.optimizer
-    state, gradients = optimizer.state, optimizer.grad_averager
+    state, averager = optimizer.state, optimizer.averager
     statistics = [value for each in state.optimizer.state.values() for value in each.values()]
-    with gradients.get_tensors() as averaged:
+    with averager.get_tensors() as averaged:
         return {
             "parameters that compute": num_bytes(peer.model.parameters()),
             "gradient of a micro-batch": num_bytes(peer.model.parameters()),
-            "gathered gradients": num_bytes(gradients.gathered()),
+            "gathered gradients": num_bytes(state.main_parameters),
             "parameters of the optimizer": num_bytes(state.optimized_parameters),
             "averaged gradients": num_bytes(averaged),
             "statistics": num_bytes(statistics),

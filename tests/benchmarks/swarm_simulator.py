@@ -7,30 +7,26 @@ gradient is computed, whatever the run says of delays.
 """
 
 import json
-import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
-from hivemind.averaging.averager import DecentralizedAverager
 from hivemind.averaging.partition import TensorPartContainer
 from hivemind.compression import CompressionBase, CompressionInfo
 from hivemind.proto import runtime_pb2
 
 from hub_tools.atomic_files import write_text_whole
+from pipelines.core.averaging.averager import SwarmAverager
 from pipelines.core.averaging.reduce.robust_aggregation import aggregate, bounded_weights
 from pipelines.core.averaging.wire.codec import averaging_compression, read_part
 from pipelines.core.averaging.wire.streams import PART_BYTES
-from pipelines.core.epoch.assembly import step_along_averaged_gradients
-from pipelines.core.epoch.gradient_averager import SwarmGradientAverager
 from pipelines.core.epoch.hivemind_options import aggregation_rule
-from pipelines.core.epoch.reduction import Reduction
+from pipelines.core.epoch.reduction import reduction_of
 from pipelines.core.equal_arithmetic import is_finite
 from pipelines.core.gradients.computation import GradientComputation, gradients_are_finite
-from pipelines.core.optimizers.choice import gradient_momentum, optimizer_parts
+from pipelines.core.optimizers.choice import optimizer_parts
 from pipelines.core.run.task import Batch, TrainingTask
 from pipelines.core.run.training_run import TrainingRun
 from pipelines.core.state.training_state import TrainingState
@@ -55,27 +51,6 @@ class DivergedError(ArithmeticError):
     """A gradient or a peer's progress is not finite. Real peers drop it and are as badly off with the next one."""
 
 
-class _WithoutProcess(DecentralizedAverager):
-    """In the place of hivemind's averager: it holds the tensors, and starts and sends nothing."""
-
-    def __init__(self, averaged_tensors: Vector, dht: None, **options: Any) -> None:
-        self._averaged_tensors, self.lock_averaged_tensors = tuple(averaged_tensors), threading.Lock()
-
-    def step(self, **options: Any) -> SimpleNamespace:
-        """Return what knows the round's weight once it may begin."""
-        return SimpleNamespace(triggered=False, weight=None, allow_allreduce=lambda: None)
-
-    def _tell_process(self, method: str, *arguments: Any) -> None:
-        pass
-
-    def __del__(self) -> None:
-        pass
-
-
-class _Gradients(SwarmGradientAverager, _WithoutProcess):
-    _tell_process = _WithoutProcess._tell_process
-
-
 class _Peer:
     """A peer's model, state, gathering and gradients. Without local steps they are equal, and `twin` is another one."""
 
@@ -83,21 +58,18 @@ class _Peer:
         run = task.run
         self.model = task.new_model() if twin is None else twin.model
         self.state = TrainingState(run.run_id, **optimizer_parts(run, self.model)) if twin is None else twin.state
-        self.gradients = _Gradients(
-            parameters=self.state.main_parameters, dht=None, admission=None, prefix="gradients", client_mode=False,
-            min_matchmaking_time=run.matchmaking_seconds, keeps_own_gradient=True,
-            gradient_momentum=gradient_momentum(run), warn=False,
-        )  # fmt: skip
+        self.averaged = [torch.zeros_like(parameter) for parameter in self.state.optimized_parameters]
         if twin is None:
-            step_along_averaged_gradients(self.state, self.gradients)
-        self.gathering = Reduction(run).gathering(self.model, self.gradients, self.state)
+            for parameter, gradient in zip(self.state.optimized_parameters, self.averaged, strict=True):
+                parameter.grad = gradient
+        self.gathering = reduction_of(run, SwarmAverager).gathering(self.model, None, self.state)  # densely
         self._computation = GradientComputation(task, self.model, device="cpu", precision="fp32", compiled=compiled)
 
     def train(self, batches: Sequence[Batch], epoch: int) -> None:
         for batch in batches:
             self.model.zero_grad()
             weight = self._computation.backward(batch, 1.0).weight
-            if not gradients_are_finite(p.grad for p in self.gradients.parameters if p.grad is not None):
+            if not gradients_are_finite(p.grad for p in self.state.main_parameters if p.grad is not None):
                 raise DivergedError(f"A gradient of epoch {epoch} is not finite.")
             self.gathering.add(weight, epoch)
         self.model.zero_grad()
@@ -105,17 +77,14 @@ class _Peer:
     def begin_round(self, epoch: int) -> tuple[Vector, float]:
         """Return what this peer sends, and its weight."""
         self.gathering.finish(epoch)
-        control = self.gradients.step(wait=False)
-        self.gradients.notify_used_averaged_gradients()
-        with self.gradients.get_tensors() as tensors:
-            if not all(map(is_finite, tensors)):
-                raise DivergedError(f"What a peer would send in epoch {epoch} is not finite.")
-            return tensors, control.weight
+        weight = self.gathering.load(self.averaged)
+        if not all(map(is_finite, self.averaged)):
+            raise DivergedError(f"What a peer would send in epoch {epoch} is not finite.")
+        return self.averaged, weight
 
     def end_round(self, average: Vector) -> None:
-        with self.gradients.get_tensors() as tensors:
-            for tensor, averaged in zip(tensors, average, strict=True):
-                tensor.copy_(averaged)
+        for tensor, averaged in zip(self.averaged, average, strict=True):
+            tensor.copy_(averaged)
 
     def step(self) -> None:
         self.state.step()
@@ -188,7 +157,7 @@ class SimulatedSwarm:
         for peer in self._stepping:
             peer.step()
         for peer in self.peers:
-            peer.gradients.reset_accumulated_grads_()
+            peer.gathering.end_epoch()
         self.num_epochs += 1
 
     def __enter__(self) -> "SimulatedSwarm":

@@ -129,7 +129,7 @@ class TimedContext:
             torch.Tensor.backward = backward
         self._parts["num_steps"] += 1
         if report.ended_epoch:
-            self._parts["averaging"] = self.peer.optimizer.grad_averager.last_round.seconds
+            self._parts["averaging"] = self.peer.optimizer.averager.last_round.seconds
             now = time.perf_counter()
             self._parts["epoch"], self._started = now - self._started, now
             self._epochs.append(dict(self._parts))

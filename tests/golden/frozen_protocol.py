@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import torch
 from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from frozen_training import RUN_ID, lone_node, lone_optimizer
@@ -127,7 +128,7 @@ def protocol() -> dict[str, Any]:
     """Return the names and forms that a running peer shares with others."""
     run = tiny_run(run_id=RUN_ID)
     with lone_node(NotingDHT) as dht, lone_optimizer(dht, run, initial_model(run)) as (optimizer, records):
-        averagers = dict(gradients=optimizer.grad_averager, sparse=_sparse_averager(dht, optimizer))
+        averagers = dict(gradients=optimizer.averager, sparse=_sparse_averager(dht, optimizer))
         _use_all_records(records)
         _ask_who_is_admitted(dht)
         return dict(
@@ -151,7 +152,8 @@ def _sparse_averager(dht: SwarmDHT, optimizer: Any) -> Any:
     """Return the averager of a run with sparse synchronisation; its process is not started."""
     run = tiny_run(local_steps=2, synchronisation="sparse", aggregation_rule="mean", outer_momentum=0)
     return reduction_of(run).averager(
-        parameters=optimizer.grad_averager.parameters, dht=dht, admission=None, prefix=optimizer.grad_averager.prefix,
+        averaged_tensors=[torch.zeros_like(p) for p in optimizer.state.main_parameters], dht=dht, admission=None,
+        prefix=optimizer.averager.prefix,
         min_matchmaking_time=1.0, start=False,
     )  # fmt: skip
 

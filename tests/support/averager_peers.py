@@ -19,15 +19,15 @@ import torch
 from safetensors.torch import save_file
 
 from hub_tools.processes.process_group import guard_process_group
+from pipelines.core.averaging.averager import SwarmAverager
 from pipelines.core.averaging.wire import streams
 from pipelines.core.averaging.wire.codec import averaging_compression
-from pipelines.core.epoch.gradient_averager import SwarmGradientAverager
 from pipelines.core.epoch.hivemind_options import averager_options
 from pipelines.core.epoch.reduction import Reduction
 from pipelines.core.run.training_run import TrainingRun
 from pipelines.core.swarm.network_options import NetworkOptions
 from pipelines.core.swarm.node import SwarmUnreachableError, open_dht, visible_addresses
-from pipelines.tools.chaos.faults.hostile_peers import Attack, HostileGradientAverager
+from pipelines.tools.chaos.faults.hostile_peers import Attack, HostileAverager
 from pipelines.tools.demo.running.event_files import read_events
 
 SHAPES = ((300, 100), (20_000,), (77,))
@@ -64,12 +64,12 @@ def wait_for_events(settings: dict, names: list[str], kind: str, **values: objec
         time.sleep(0.1)
 
 
-def make_averager(settings: dict, dht: object) -> SwarmGradientAverager:
+def make_averager(settings: dict, dht: object) -> SwarmAverager:
     run = TrainingRun.from_mapping(settings["run"])
-    kind = HostileGradientAverager if settings["name"] == "hostile" else SwarmGradientAverager
-    parameters = [torch.nn.Parameter(torch.zeros(shape)) for shape in SHAPES]
+    kind = HostileAverager if settings["name"] == "hostile" else SwarmAverager
     return Reduction(run, kind).averager(
-        parameters=parameters, dht=dht, admission=None, prefix="attacked", compression=averaging_compression(run),
+        averaged_tensors=[torch.zeros(shape) for shape in SHAPES], dht=dht, admission=None,
+        prefix="attacked", compression=averaging_compression(run),
         part_size_bytes=PART_BYTES, target_group_size=len(settings["members"]),
         min_matchmaking_time=run.matchmaking_seconds, allreduce_timeout=60.0, next_chunk_timeout=15.0,
         client_mode=settings["name"] == "client", auxiliary=settings["name"] == "helper", start=True,
@@ -77,22 +77,20 @@ def make_averager(settings: dict, dht: object) -> SwarmGradientAverager:
     )  # fmt: skip
 
 
-def average(settings: dict, averager: SwarmGradientAverager, number: int, attempt: int) -> None:
+def average(settings: dict, averager: SwarmAverager, number: int, attempt: int) -> None:
     """Take part in one attempt at a round and write down what came of it."""
     gradient = signal_and_noise(number, attempt, settings["members"].index(settings["name"]))
-    for parameter, values in zip(averager.parameters, gradient, strict=True):
-        parameter.grad = values
-    averager.reset_accumulated_grads_()
-    averager.accumulate_grads_(NUM_SAMPLES)
+    with averager.get_tensors() as tensors:
+        for tensor, values in zip(tensors, gradient, strict=True):
+            tensor.copy_(values)
     write_event(settings, event="prepared", number=number, attempt=attempt)
     wait_for_events(settings, settings["members"], "prepared", number=number, attempt=attempt)
     before = averager.last_round
     try:
-        averager.step(timeout=20.0, allow_retries=False)
+        averager.step(NUM_SAMPLES, timeout=20.0, allow_retries=False)
         failure = ""
     except Exception as error:  # what failed, and in which way, is for the test to say
         failure = repr(error)
-    averager.notify_used_averaged_gradients()
     figures = averager.last_round
     with averager.get_tensors() as tensors:
         result = {str(index): tensor.clone() for index, tensor in enumerate(tensors)}

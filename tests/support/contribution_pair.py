@@ -10,7 +10,7 @@ import torch
 from hub_tools.processes.process_group import guard_process_group
 from pipelines.core.swarm.network_options import NetworkOptions
 from pipelines.core.swarm.node import open_dht, visible_addresses
-from pipelines.features.sparse.averager import SparseGradientAverager
+from pipelines.features.sparse.averager import SparseAverager
 from pipelines.features.sparse.mean import mean
 
 LOOPBACK = NetworkOptions(host_addresses=("/ip4/127.0.0.1/tcp/0",))
@@ -20,7 +20,7 @@ SHAPE = (2**10, 2**11)
 NUM_SAMPLES = (15, 1)
 
 
-def contribution_of(averager: SparseGradientAverager, seed: int) -> bytes:
+def contribution_of(averager: SparseAverager, seed: int) -> bytes:
     """Progress that is as long as its samples say."""
     values = NUM_SAMPLES[seed] * torch.randn(SHAPE, generator=torch.Generator().manual_seed(seed))
     return averager.codec.encode([values], NUM_SAMPLES[seed])
@@ -32,9 +32,9 @@ def main() -> None:
         open_dht("test/run", visible_addresses(entry), LOOPBACK, admission=None) as other,
     ):
         averagers = [
-            SparseGradientAverager(
-                parameters=[torch.nn.Parameter(torch.zeros(SHAPE))], values_per_chunk=4096, dht=dht, admission=None,
-                prefix="pair", keeps_own_gradient=True, target_group_size=2, min_matchmaking_time=2.0,
+            SparseAverager(
+                [torch.zeros(SHAPE)], values_per_chunk=4096, dht=dht, admission=None,
+                prefix="pair", target_group_size=2, min_matchmaking_time=2.0,
                 request_timeout=0.8, start=True,
             )
             for dht in (entry, other)

@@ -36,14 +36,11 @@ def averaged() -> list[list[float]]:
     ):
         averagers = []
         for value, dht in ((1.0, entry), (3.0, other)):
-            parameter = torch.nn.Parameter(torch.zeros(4))
             averager = reduction.averager(
-                parameters=[parameter], dht=dht, admission=None, prefix="pair", target_group_size=2,
+                averaged_tensors=[torch.full((4,), value)], dht=dht, admission=None, prefix="pair", target_group_size=2,
                 min_matchmaking_time=2.0, request_timeout=0.8, allreduce_timeout=60.0, next_chunk_timeout=10.0,
                 start=True,
             )  # fmt: skip
-            parameter.grad = torch.full((4,), value)
-            averager.accumulate_grads_(batch_size=1)
             averagers.append(averager)
         for control in [averager.step(wait=False, timeout=120.0) for averager in averagers]:
             control.result(120.0)

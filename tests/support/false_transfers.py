@@ -8,7 +8,7 @@ import signal
 
 from hivemind.proto import averaging_pb2
 
-from pipelines.features.sparse.averager import SparseGradientAverager
+from pipelines.features.sparse.averager import SparseAverager
 from pipelines.features.sparse.transfers import Transfers
 
 FIRST_EPOCH = 1
@@ -76,4 +76,4 @@ KINDS = dict(
 
 def deliver_falsely(kind: str) -> None:
     """Make the averagers of this process do so."""
-    SparseGradientAverager.transfers_type = KINDS[kind]
+    SparseAverager.transfers_type = KINDS[kind]

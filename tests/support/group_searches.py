@@ -8,11 +8,11 @@ from hivemind.averaging.matchmaking import Matchmaking
 from hivemind.p2p import PeerID
 from hivemind.utils.serializer import MSGPackSerializer
 
+from pipelines.core.averaging.averager import SwarmAverager
 from pipelines.core.averaging.group.matchmaking import (
     GroupSearch,
     PacedKeyManager,
 )
-from pipelines.core.epoch.gradient_averager import SwarmGradientAverager
 
 NOTHING_GATHERED = MSGPackSerializer.dumps([None, AveragingMode.NODE.value, MSGPackSerializer.dumps(None)])
 NUMBERS = itertools.count()
@@ -29,7 +29,7 @@ async def look(manager):
 
 async def make_search(dht, rounds_begin_together=True, **options):
     matchmaking = Matchmaking(
-        await dht.replicate_p2p(), b"schema", dht, servicer_type=SwarmGradientAverager, prefix=f"search{next(NUMBERS)}",
+        await dht.replicate_p2p(), b"schema", dht, servicer_type=SwarmAverager, prefix=f"search{next(NUMBERS)}",
         target_group_size=None, min_group_size=2, min_matchmaking_time=2.0, request_timeout=0.5, client_mode=False,
     )  # fmt: skip
     return matchmaking, GroupSearch(matchmaking, rounds_begin_together, **options)

@@ -12,7 +12,6 @@ AVERAGER = "core/averaging/averager.py"
 DIALLING = "core/swarm/dialling.py"
 FORKS = "core/swarm/forks.py"
 GATE = "core/admission/averaging_gate.py"
-GRADIENTS = "core/epoch/gradient_averager.py"
 MISSED = "core/epoch/missed_rounds.py"
 NAMES = "core/admission/protocol_names.py"
 NODE = "core/admission/dht_gate.py"
@@ -112,7 +111,7 @@ CONTRACT = (
     Row("averaging.control.StepControl._cancel", ": Optional[MPFuture] = None",
         (SEARCH,), "awaited: the only event of a cancelled step"),
     Row("averaging.control.StepControl.weight", "@property (self) -> float",
-        (MISSED,), "set: a round that is left counts on this peer's part of the vector, but not on its gradient"),
+        (AVERAGER, MISSED), "set: known only once the epoch has its samples; nothing if the round is left"),
     Row("averaging.control.StepControl.wait_for_cancel", "async (self)",
         (AVERAGER,), "replaced on the object: hivemind looks once, sometimes too early, and searches on for ever"),
     Row("averaging.matchmaking.Matchmaking.client_mode", "= client_mode", ("core/averaging/averager.py",),
@@ -132,16 +131,6 @@ CONTRACT = (
         (SEARCH,), "set: as Matchmaking.min_matchmaking_time"),
     Row("averaging.partition.TensorPartContainer._input_parts_by_peer", "= [deque() for _ in range(self.group_size)]",
         (ROUND_STATE,), "read: parts go over several streams, and are compressed again"),
-    Row("optim.grad_averager.GradientAverager._grad_accumulators", "@torch.no_grad() (self) -> Iterator[torch.Tensor]",
-        (GRADIENTS,), "read: the pseudo-gradient is written there, momentum kept there"),
-    Row("optim.grad_averager.GradientAverager._anchor_batch_size", "= None",
-        (GRADIENTS,), "read: the unit of what is gathered"),
-    Row("optim.grad_averager.GradientAverager._accumulators_used_in_step", "= False",
-        (GRADIENTS,), "cleared: a round that was not had does not use up its gradient"),
-    Row("optim.grad_averager.GradientAverager.local_samples_accumulated", "= 0",
-        (GRADIENTS,), "set: of local steps, and after an epoch with momentum"),
-    Row("optim.grad_averager.GradientAverager.local_times_accumulated", "= 0",
-        (GRADIENTS,), "set: as local_samples_accumulated"),
     Row("optim.progress_tracker.ProgressTracker.local_progress",
         "= self._get_local_progress(local_epoch=0, samples_accumulated=0)",
         ("core/epoch/progress_tracking.py",),

@@ -19,12 +19,12 @@ import torch
 from averager_peers import fork_member, join, wait_for_events, write_event
 
 from hub_tools.processes.process_group import guard_process_group
+from pipelines.core.averaging.averager import SwarmAverager
 from pipelines.core.averaging.reducing_end import ReducingEnd
 from pipelines.core.averaging.runner import TrustedAllReduceRunner
 from pipelines.core.averaging.wire.codec import averaging_compression
 from pipelines.core.averaging.wire.streams import PART_BYTES
 from pipelines.core.epoch.assembly import LISTENER
-from pipelines.core.epoch.gradient_averager import SwarmGradientAverager
 from pipelines.core.epoch.hivemind_options import averager_options
 from pipelines.core.epoch.reduction import Reduction
 from pipelines.core.run.training_run import TrainingRun
@@ -38,7 +38,7 @@ HELPER, ANCHOR = "helper", "anchor"
 ANSWERS_BEFORE_DEATH = 2
 
 
-class WrittenDownAverager(SwarmGradientAverager):
+class WrittenDownAverager(SwarmAverager):
     """Writes down the share that each member reduces."""
 
     settings: dict
@@ -87,9 +87,8 @@ def average(settings: dict, averager: WrittenDownAverager, number: int, members:
     """Take part in a round and write down what came of it."""
     name, failure = settings["name"], ""
     if name not in (HELPER, ANCHOR):
-        averager.parameters[0].grad = direction(number) * (1 + settings["members"].index(name))
-        averager.reset_accumulated_grads_()
-        averager.accumulate_grads_(1)
+        with averager.get_tensors() as (gradient,):
+            gradient.copy_(direction(number) * (1 + settings["members"].index(name)))
     write_event(settings, event="prepared", number=number)
     wait_for_events(settings, members, "prepared", number=number)
     before = averager.last_round
@@ -97,7 +96,6 @@ def average(settings: dict, averager: WrittenDownAverager, number: int, members:
         averager.step(timeout=settings.get("step_seconds", 120.0))
     except Exception as error:  # what failed, and in which way, is for the test to say
         failure = repr(error)
-    averager.notify_used_averaged_gradients()
     figures = averager.last_round
     with averager.get_tensors() as tensors:
         multiple = (tensors[0] / direction(number)).mean().item()

@@ -10,8 +10,8 @@ import json
 import torch
 
 from hub_tools.processes.process_group import guard_process_group
+from pipelines.core.averaging.averager import SwarmAverager
 from pipelines.core.averaging.reduce.suspects import Misbehaviour
-from pipelines.core.epoch.gradient_averager import SwarmGradientAverager
 from pipelines.core.swarm.network_options import NetworkOptions
 from pipelines.core.swarm.node import open_dht, visible_addresses
 from pipelines.tools.chaos.attacks.hostile_averagers import StallingLeader
@@ -26,14 +26,12 @@ def try_rounds(averagers, num_rounds: int) -> list[int]:
     before = [averager.last_round.num_rounds for averager in averagers]
     for _ in range(num_rounds):
         for averager in averagers:
-            averager.parameters[0].grad = torch.randn(64)
-            averager.accumulate_grads_(batch_size=8)
-        controls = [averager.step(wait=False, timeout=15.0, allow_retries=True) for averager in averagers]
+            with averager.get_tensors() as (gradient,):
+                gradient.normal_()
+        controls = [averager.step(8, wait=False, timeout=15.0, allow_retries=True) for averager in averagers]
         for control in controls:
             with contextlib.suppress(Exception):  # a round that does not happen is not counted
                 control.result(20.0)
-        for averager in averagers:
-            averager.notify_used_averaged_gradients()
     return [averager.last_round.num_rounds - number for averager, number in zip(averagers, before, strict=True)]
 
 
@@ -46,11 +44,11 @@ def main() -> None:
             )
         *honest, hostile = (
             kind(
-                [torch.nn.Parameter(torch.zeros(64))], dht=dht, admission=None, prefix="stalled",
+                [torch.zeros(64)], dht=dht, admission=None, prefix="stalled",
                 min_matchmaking_time=MATCHMAKING_SECONDS, request_timeout=0.8, allreduce_timeout=20.0,
                 next_chunk_timeout=8.0, start=True,
             )
-            for kind, dht in zip((SwarmGradientAverager, SwarmGradientAverager, StallingLeader), nodes, strict=True)
+            for kind, dht in zip((SwarmAverager, SwarmAverager, StallingLeader), nodes, strict=True)
         )  # fmt: skip
         before = try_rounds(honest, 1)
         hostile.lead()

@@ -126,8 +126,8 @@ def main(settings: dict) -> None:
     checkpoint = settings.get("checkpoint")
     entered = {}
     listening = DataLease(  # the records are made up: nothing is read from it
-        spans=WholeDataset(BlockOrder(lambda: 1, lambda shard: [1], seed=0)), listener=AveragedEpochs(events), close=lambda: None,
-        watch=lambda records, sender: contextlib.nullcontext(lambda: None),
+        spans=WholeDataset(BlockOrder(lambda: 1, lambda shard: [1], seed=0)), listener=AveragedEpochs(events),
+        close=lambda: None, watch=lambda records, sender: contextlib.nullcontext(lambda: None),
     )  # fmt: skip
     parts = PeerContext(
         username=None if settings.get("hub_token") else name, package_version="0",
@@ -151,7 +151,7 @@ def main(settings: dict) -> None:
         if settings.get("train", True):
             train(peer, run, settings, seeds, stop, events, current_epoch)
         save_parameters(peer, folder / f"{name}.safetensors")
-        averaging = peer.optimizer.grad_averager.last_round
+        averaging = peer.optimizer.averager.last_round
         write_event(
             events, event="finished", epoch=peer.optimizer.local_epoch, bytes_sent=averaging.bytes_sent,
             num_rounds=averaging.num_rounds, share_averaged=averaging.share_averaged,
@@ -201,7 +201,7 @@ def train(peer: TrainingPeer, run: TrainingRun, settings: dict, seeds, stop, eve
 
     num_rounds = 0
     for report in peer.train(batches(), stop):
-        newest = peer.optimizer.grad_averager.last_round
+        newest = peer.optimizer.averager.last_round
         has_averaged, num_rounds = newest.num_rounds > num_rounds and newest.share_averaged == 1.0, newest.num_rounds
         write_event(
             events, event="step", epoch=report.epoch, seed=used_seeds[-1], was_used=report.was_used,
@@ -210,7 +210,7 @@ def train(peer: TrainingPeer, run: TrainingRun, settings: dict, seeds, stop, eve
             num_rounds=num_rounds, has_averaged=has_averaged, group_size=newest.group_size,
             bytes_sent=newest.bytes_sent,
             suspects=[[suspect.peer_id, suspect.offence.name] for suspect in newest.suspects],
-            num_gathered=peer.optimizer.grad_averager.local_samples_accumulated,
+            num_gathered=peer.optimizer.progress().num_gathered,
             num_refused=peer.optimizer.num_refused_gradients, num_samples=sizes[-1], num_measured=len(measured),
         )  # fmt: skip
         if (manifest := peer.optimizer.state.snapshot.manifest()) is not None:

@@ -24,7 +24,7 @@ from hub_tools.processes.process_group import guard_process_group
 from pipelines.core.admission.averaging_gate import AdmissionGate
 from pipelines.core.admission.client import seek_admission
 from pipelines.core.admission.dht_gate import access_token
-from pipelines.core.epoch.gradient_averager import SwarmGradientAverager
+from pipelines.core.averaging.averager import SwarmAverager
 from pipelines.core.run.admission_config import admission_config_of
 from pipelines.core.run.training_run import TrainingRun
 from pipelines.core.state.download import manifest_request
@@ -93,7 +93,7 @@ async def try_averagers(run: TrainingRun, addresses: list[str], admission_config
     async def part():
         yield averaging_pb2.AveragingData(code=averaging_pb2.PART_FOR_AVERAGING, group_id=b"any", weight=1.0)
 
-    gradient_stub = SwarmGradientAverager.get_stub(p2p, target, namespace=gradients)
+    gradient_stub = SwarmAverager.get_stub(p2p, target, namespace=gradients)
     found = dict(group=await answer_of(partial(gradient_stub.rpc_join_group, request)))
     if admission_config.admission:
         shown = auth_pb2.RequestAuthInfo(client_access_token=access_token(admission_config.admission))

@@ -168,7 +168,7 @@ def _noting_link(
         line = round_line(peer.run, num_parameters, Link(up=limit, down=limit), "--bandwidth-limit")
         console.print(f"A round takes {line}.", highlight=False)
     for report in reports:
-        newest = peer.optimizer.grad_averager.last_round
+        newest = peer.optimizer.averager.last_round
         if report.ended_epoch and newest.up_mbit:
             link = Link(up=newest.up_mbit, down=newest.down_mbit)
             remember_link(link_file(repository), link, limit)

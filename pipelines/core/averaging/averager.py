@@ -64,14 +64,17 @@ MAX_ATTEMPTS = 2
 PLAIN_RULE = AggregationRule()
 
 
-class RobustAverager(NamedServicer, DecentralizedAverager):
+class SwarmAverager(NamedServicer, DecentralizedAverager):
     """An averager that accepts only admitted peers, and whose rounds check, bound, aggregate by a rule, and count.
 
-    A concrete averager inherits first from it, then from the hivemind class that defines what is averaged. An
-    `AveragingGate` decides which peers are admitted, a `GroupSearch` who is in the next group; a round is a
-    `TrustedAllReduceRunner`, and members may ask for what came of it until the `Checks` forget it. The figures are for
-    the trainer, in whose process this object is created.
+    An `AveragingGate` decides which peers are admitted, a `GroupSearch` who is in the next group; a round is a
+    `TrustedAllReduceRunner`, and members may ask for what came of it until the `Checks` forget it. This object is made
+    in the trainer's process, which calls what is no coroutine, and forked: the coroutines run in the averager's.
     """
+
+    PROTOCOL_NAME = "SwarmGradientAverager"
+    epoch_to_average: int | None = None
+    """Epoch of the values to average next; only peers with the same come into one group; see `PacedKeyManager`."""
 
     runner_type: type[TrustedAllReduceRunner] = TrustedAllReduceRunner
     times_of_attempts: Callable[..., AttemptTimes] = staticmethod(attempt_times)
@@ -87,13 +90,18 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
         rounds_begin_together: bool = True,
         new_division: NewDivision = Division,
         checks_type: type[Checks] = Checks,
+        weight_momentum: float = 0.0,
+        own_tensors: Callable[[], Iterable[torch.Tensor]] = tuple,
         **kwargs: Any,
     ) -> None:
         """`admission` is this peer's; None: nothing is checked, and the averager accepts everybody.
 
         `rounds_begin_together`: see `GroupSearch`; `new_division` makes what says who reduces how much; `checks_type`:
-        what averages are checked by; all else is as in `DecentralizedAverager`.
+        what averages are checked by; `weight_momentum`: see `expect_samples`; `own_tensors` returns tensors that the
+        averager's process does not need; all else is as in `DecentralizedAverager`.
         """
+        self._weight_momentum, self._own_tensors = weight_momentum, own_tensors
+        self._expected_weights: dict[bytes, float] = {}
         self._gate = AveragingGate(admission, prefix, kwargs.get("allreduce_timeout"))
         self._upload_limit = upload_limit
         self._rounds_begin_together, self._new_division = rounds_begin_together, new_division
@@ -124,15 +132,40 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
     def run_in_background(self, await_ready: bool = True, timeout: float | None = None) -> None:
         """Start the averaging process, which ignores Ctrl-C; hivemind would make the caller ignore it too."""
         handler = signal.getsignal(signal.SIGINT)
-        with left_out_of_forks(self.own_tensors()):
+        with left_out_of_forks(self._own_tensors()):
             super().run_in_background(await_ready=False)
         signal.signal(signal.SIGINT, handler)
         if await_ready:
             self.wait_until_ready(timeout)
 
-    def own_tensors(self) -> Iterable[torch.Tensor]:
-        """Return tensors of the trainer's process, which the averaging process does not need."""
-        return ()
+    def schedule(self, **options: Any) -> StepControl:
+        """Look for a group; the round begins with `step`. The options are those of `DecentralizedAverager.step`."""
+        self._tell_process("_average_epoch", self.epoch_to_average)
+        return super().step(wait=False, require_trigger=True, **options)
+
+    def step(
+        self, weight: float = 1.0, control: StepControl | None = None, *, wait: bool = True, **options: Any
+    ) -> Any:
+        """Average the tensors, which have this weight, in a round that was scheduled, or in another one.
+
+        Returns the round, or after it what `DecentralizedAverager.step` returns.
+        """
+        control = control or self.schedule(**options)
+        control.weight = weight
+        control.allow_allreduce()
+        return control.result(options.get("timeout")) if wait else control
+
+    def expect_samples(self, samples: Mapping[bytes, float]) -> None:
+        """Set the most samples that each peer's signed records make plausible, by bytes of its peer id.
+
+        It bounds the weights of the coming rounds, which are exponential means if gradients are: with the factor
+        `weight_momentum`. Call it once before every round.
+        """
+        former, beta = self._expected_weights, self._weight_momentum
+        self._expected_weights = {
+            peer: beta * former.get(peer, number) + (1 - beta) * number for peer, number in samples.items()
+        }
+        self._tell_process("_expect_samples", self._expected_weights)
 
     def _run_internal(self) -> None:
         set_aside_what_exists()
@@ -332,6 +365,9 @@ class RobustAverager(NamedServicer, DecentralizedAverager):
     async def _average_epoch(self, epoch: int | None) -> None:
         """From the next step on, match only peers that average the same epoch's values; None: any peer."""
         self._epoch = epoch
+
+    async def _expect_samples(self, samples: Mapping[bytes, float]) -> None:
+        self._recorded_weights = {PeerID(peer_id): number for peer_id, number in samples.items()}
 
     async def _make_attempt(
         self, tensors: tuple[torch.Tensor, ...], group: GroupInfo, shares: tuple[int, ...], **options: Any

@@ -9,12 +9,12 @@ import hivemind
 import torch
 
 from hub_tools.processes.child_watch import ChildWatch, wait_until_started
+from pipelines.core.averaging.averager import SwarmAverager
 from pipelines.core.averaging.group.time_limits import RoundTimes
 from pipelines.core.averaging.wire.codec import averaging_compression, check_codec
 from pipelines.core.epoch.acquaintances import Acquaintances
 from pipelines.core.epoch.epoch_end import EpochContext
-from pipelines.core.epoch.gathering import SummedGradients
-from pipelines.core.epoch.gradient_averager import SwarmGradientAverager
+from pipelines.core.epoch.gathering import GradientSum, SummedGradients
 from pipelines.core.epoch.hivemind_options import (
     averager_options,
     chunk_timeout,
@@ -35,8 +35,8 @@ from pipelines.core.state.training_state import TrainingState
 from pipelines.core.state.transfer import StateTransfer
 from pipelines.core.swarm.records import SwarmRecords
 
-LISTENER: dict[str, object] = dict(auxiliary=True, bandwidth=0.0, reuse_grad_buffers=True)
-"""Options of a gradient averager that sends nothing, and reduces nothing unless its division lets it help; see
+LISTENER: dict[str, object] = dict(auxiliary=True, bandwidth=0.0)
+"""Options of an averager that sends nothing, and reduces nothing unless its division lets it help; see
 `TrustedAllReduceRunner`."""
 
 GRADIENTS_PROCESS = "The process of hivemind that averages gradients"
@@ -49,7 +49,7 @@ def make_optimizer(
     model: torch.nn.Module,
     records: SwarmRecords,
     bandwidth_limit_mbit: float | None = None,
-    gradient_averager_type: Callable[..., SwarmGradientAverager] | None = None,
+    averager_type: Callable[..., SwarmAverager] | None = None,
     anchor_keys: AnchorKeys = tuple,
     own_anchor_key: str | None = None,
     listeners: Sequence[EpochListener] = (),
@@ -65,7 +65,7 @@ def make_optimizer(
     `listens`: it takes part in rounds without a gradient, sends nothing, and reduces nothing, except where it
     `may_help` and its link makes the rounds shorter. `children` watches the process that is started.
     `stepping` has the parts of what steps the shared state; by default the run's settings say which.
-    `gradient_averager_type` averages densely in place of what the settings ask for.
+    `averager_type` averages densely in place of what the settings ask for.
     """
     check_codec(averaging_compression(run))
     level, children = logging.INFO if verbose else logging.DEBUG, children or ChildWatch()
@@ -76,23 +76,22 @@ def make_optimizer(
     new_tracker = partial(_start_tracker, run, dht, records, acquaintances, level, listens)
     options = _averager_options(run, dht, bandwidth_limit_mbit)
     state = TrainingState(run.swarm_id, **(stepping or optimizer_parts(run, model)))
-    reduction = reduction_of(run, gradient_averager_type)
-    gradients = reduction.averager(
-        parameters=state.main_parameters,
+    reduction = reduction_of(run, averager_type)
+    averager = reduction.averager(
+        averaged_tensors=[torch.zeros_like(parameter) for parameter in state.optimized_parameters],
         dht=dht,
         admission=records.admissions.admission,
         prefix=f"{run.swarm_id}_grad_averager",
         min_matchmaking_time=run.matchmaking_seconds,
-        keeps_own_gradient=True,
-        gradient_momentum=gradient_momentum(run),
-        other_tensors=state.own_tensors,
+        weight_momentum=gradient_momentum(run),
+        own_tensors=state.own_tensors,
         start=False,
         may_help=may_help,
         **(options | (LISTENER if listens else {})),
     )
-    gradients.run_in_background(await_ready=False)
-    wait_until_started(gradients, GRADIENTS_PROCESS)
-    children.add(gradients.pid, GRADIENTS_PROCESS)
+    averager.run_in_background(await_ready=False)
+    wait_until_started(averager, GRADIENTS_PROCESS)
+    children.add(averager.pid, GRADIENTS_PROCESS)
     exchange = StateExchange(
         state,
         dht,
@@ -100,15 +99,15 @@ def make_optimizer(
         admission=records.admissions.admission,
         upload_limit=options.get("upload_limit"),
     )
-    step_along_averaged_gradients(state, gradients)
-    gathering = SummedGradients(gradients) if listens else reduction.gathering(model, gradients, state)
+    step_along_averaged_gradients(state, averager)
+    gathering = SummedGradients(GradientSum(())) if listens else reduction.gathering(model, averager, state)
     tracker = new_tracker()  # when nothing can fail any more: its thread would go on
     parts = EpochContext(
         run=run,
         policy=RoundPolicy.of(run, searches_early=reduction.searches_early),
         tracker=tracker,
         state=state,
-        gradients=gradients,
+        averager=averager,
         gathering=gathering,
         records=records,
         transfer=StateTransfer(exchange, records, transfer_limits(run), acquaintances, anchors),
@@ -158,9 +157,9 @@ def _averager_options(run: TrainingRun, dht: hivemind.DHT, bandwidth_limit_mbit:
     )
 
 
-def step_along_averaged_gradients(state: TrainingState, gradients: SwarmGradientAverager) -> None:
+def step_along_averaged_gradients(state: TrainingState, averager: SwarmAverager) -> None:
     """Make the optimizer's gradients the averaged tensors: nothing is copied between the two."""
-    with gradients.get_tensors() as averaged:
+    with averager.get_tensors() as averaged:
         for parameter, gradient in zip(state.optimized_parameters, averaged, strict=True):
             parameter.grad = gradient
 

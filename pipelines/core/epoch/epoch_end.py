@@ -14,10 +14,10 @@ from functools import partial
 from hivemind.averaging.control import StepControl
 from hivemind.utils import get_dht_time
 
+from pipelines.core.averaging.averager import SwarmAverager
 from pipelines.core.averaging.group.time_limits import RoundTimes
 from pipelines.core.epoch.acquaintances import Acquaintances
 from pipelines.core.epoch.gathering import SummedGradients
-from pipelines.core.epoch.gradient_averager import SwarmGradientAverager
 from pipelines.core.epoch.missed_rounds import (
     MissedRoundError,
     leave_round,
@@ -48,8 +48,7 @@ class EpochContext:
     """Replaced after a pause."""
 
     state: TrainingState
-    gradients: SwarmGradientAverager
-    """What averages them, in its own process."""
+    averager: SwarmAverager
 
     gathering: SummedGradients
     records: SwarmRecords
@@ -101,7 +100,7 @@ def end_epoch(parts: EpochContext) -> None:
         if is_alone(parts):
             for listener in parts.listeners:
                 listener.round_averaged(parts.epoch + 1)
-            parts.gradients.load_accumulators_into_averager_()  # this peer's own gradient
+            load(parts)  # this peer's own gradient
         elif (control := begin_round(parts)) is not None and run.delay_gradient_averaging:
             has_average = partial(finish_round, parts, control, parts.epoch + 1)
         elif control is None or not finish_round(parts, control, parts.epoch + 1):
@@ -110,17 +109,17 @@ def end_epoch(parts: EpochContext) -> None:
         # The optimizer reads the averager's tensors: their current values, or those after `has_average`.
         state.step(has_average, in_background=run.delay_optimizer_step)
         tracker.update_epoch(new_epoch=parts.epoch)
-        parts.gradients.reset_accumulated_grads_()
+        parts.gathering.end_epoch()
 
 
 def look_for_group(parts: EpochContext) -> None:
     """Start matchmaking for the next round if the epoch is about to end."""
-    parts.gradients.epoch_to_average = parts.epoch
+    parts.averager.epoch_to_average = parts.epoch
     search = search_of(parts.scheduled)
     if search is Search.IN_ROUND:
         return
     if parts.policy.begins_search(search, parts.tracker.estimated_next_update_time - get_dht_time()):
-        parts.scheduled = parts.gradients.schedule_step(timeout=parts.round_times.timeout)
+        parts.scheduled = parts.averager.schedule(timeout=parts.round_times.timeout)
 
 
 def end_without_step(parts: EpochContext) -> None:
@@ -145,14 +144,21 @@ def is_alone(parts: EpochContext) -> bool:
     return True
 
 
+def load(parts: EpochContext) -> float:
+    """Load what was gathered into the averager; return its weight."""
+    with parts.averager.get_tensors() as tensors:
+        return parts.gathering.load(tensors)
+
+
 def begin_round(parts: EpochContext) -> StepControl | None:
     """Load this peer's gradient into the averager, which may begin the round now; return None if it could not."""
-    parts.gradients.expect_samples(parts.tracker.plausible_samples())
+    parts.averager.expect_samples(parts.tracker.plausible_samples())
     if search_of(parts.scheduled) in (Search.IN_ROUND, Search.OVER):
         leave(parts)
-    parts.gradients.epoch_to_average = parts.epoch
+    parts.averager.epoch_to_average = parts.epoch
+    timeout = parts.round_times.timeout
     try:
-        parts.scheduled = parts.gradients.step(control=parts.scheduled, timeout=parts.round_times.timeout, wait=False)
+        parts.scheduled = parts.averager.step(load(parts), parts.scheduled, timeout=timeout, wait=False)
         return parts.scheduled
     except Exception as error:  # whatever it is, the round has failed for this peer
         logger.warning("A round of averaging could not start: %r", error)
@@ -170,13 +176,13 @@ def finish_round(parts: EpochContext, control: StepControl, epoch: int) -> bool:
     Raises:
         MissedRoundError: the others have had it, and this peer has not.
     """
-    before, has_average = parts.gradients.last_round, True
+    before, has_average = parts.averager.last_round, True
     try:
         wait_for_round(
             control,
             parts.round_times.timeout,
             partial(have_others_moved_on, parts),
-            lambda: parts.gradients.last_round.attempt_until,
+            lambda: parts.averager.last_round.attempt_until,
         )
     except MissedRoundError:
         parts.has_missed_round = True
@@ -188,8 +194,7 @@ def finish_round(parts: EpochContext, control: StepControl, epoch: int) -> bool:
             raise MissedRoundError(f"A round of averaging failed here, but not elsewhere: {error!r}.") from error
         logger.warning("A round of averaging failed; this epoch ends without a step: %r", error)
         has_average = False
-    parts.gradients.notify_used_averaged_gradients()
-    parts.num_incomplete_rounds += is_incomplete(before, parts.gradients.last_round)
+    parts.num_incomplete_rounds += is_incomplete(before, parts.averager.last_round)
     if has_average:
         parts.num_failures_in_a_row = 0
         for listener in parts.listeners:

@@ -86,7 +86,7 @@ class SwarmOptimizer:
         """`new_tracker` starts another tracker, after a pause; `children` watches the averager's process."""
         self._parts, self._new_tracker, self._children = parts, new_tracker, children
         self.run = parts.run
-        self.state, self.grad_averager = parts.state, parts.gradients
+        self.state, self.averager = parts.state, parts.averager
         self.state_transfer = parts.transfer
         self.num_refused_gradients = self.num_failed_loads = 0
         self.last_gradient_was_used = False
@@ -108,13 +108,13 @@ class SwarmOptimizer:
 
     def progress(self) -> OptimizerProgress:
         """Return this peer's progress."""
-        scheduled, newest = self._parts.scheduled, self.grad_averager.last_round
+        scheduled, newest = self._parts.scheduled, self.averager.last_round
         return OptimizerProgress(
             epoch=self.local_epoch,
             num_peers=self.tracker.num_peers,
             samples_per_second=self.tracker.performance_ema.samples_per_second,
             swarm_samples_per_second=self.tracker.swarm_samples_per_second,
-            num_gathered=self.grad_averager.local_samples_accumulated,
+            num_gathered=self._parts.gathering.num_samples,
             has_begun_round=scheduled is not None and scheduled.triggered,
             gradient_round=newest,
             bytes_sent=newest.bytes_sent,
@@ -150,7 +150,7 @@ class SwarmOptimizer:
             self.load_state_from_peers()
             self.drop(batch)
             return
-        gradients = [parameter.grad for parameter in self.grad_averager.parameters]
+        gradients = [parameter.grad for parameter in self.state.main_parameters]
         if not gradients_are_finite(gradient for gradient in gradients if gradient is not None):
             self.num_refused_gradients += 1
             logger.warning("A local gradient was not finite and was dropped (%d so far).", self.num_refused_gradients)
@@ -204,7 +204,7 @@ class SwarmOptimizer:
             self.begin_epoch()
 
     def _note_progress(self) -> None:
-        newest = self.grad_averager.last_round
+        newest = self.averager.last_round
         self._parts.round_times.note(newest.num_rounds, newest.seconds)
         self._parts.acquaintances.note_round(newest.num_rounds, newest.senders)
         self._parts.records.keep_places(self._parts.acquaintances.names)
@@ -248,7 +248,7 @@ class SwarmOptimizer:
 
     def own_tensors(self) -> Iterator[torch.Tensor]:
         """Return all tensors that a pause can move off the device: parameters, gradients, statistics."""
-        yield from self.grad_averager.own_tensors()
+        yield from self.state.own_tensors()
         yield from self._parts.gathering.own_tensors()
 
     def resume(self) -> None:
@@ -342,8 +342,8 @@ class SwarmOptimizer:
         """Stop serving the state, and stop all processes of this peer: each, whatever fails before."""
         with contextlib.ExitStack() as last_first:
             last_first.callback(self.state_transfer.exchange.close)
-            last_first.callback(self.grad_averager.shutdown)
-            last_first.callback(self._children.forget, self.grad_averager.pid)
+            last_first.callback(self.averager.shutdown)
+            last_first.callback(self._children.forget, self.averager.pid)
             last_first.callback(self.state.close)
             last_first.callback(leave, self._parts)
             last_first.callback(self.wait_for_updates)

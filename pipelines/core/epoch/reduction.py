@@ -7,11 +7,12 @@ from typing import Any, TypeVar
 
 import torch
 
+from pipelines.core.averaging.averager import SwarmAverager
 from pipelines.core.averaging.checks import Checks
 from pipelines.core.averaging.division import Division
-from pipelines.core.epoch.gathering import SummedGradients
-from pipelines.core.epoch.gradient_averager import SwarmGradientAverager
+from pipelines.core.epoch.gathering import GradientSum, SummedGradients
 from pipelines.core.named_features import MissingFeatureError, named_feature
+from pipelines.core.optimizers.choice import gradient_momentum
 from pipelines.core.run.training_run import TrainingRun
 from pipelines.core.state.training_state import TrainingState
 
@@ -33,13 +34,11 @@ class Reduction:
     silences_of_a_round = 2
     """For how many times the longest silence of a sender a round may last at least."""
 
-    def __init__(
-        self, run: TrainingRun, averager_type: Callable[..., SwarmGradientAverager] = SwarmGradientAverager
-    ) -> None:
+    def __init__(self, run: TrainingRun, averager_type: Callable[..., SwarmAverager] = SwarmAverager) -> None:
         self._run, self._averager_type = run, averager_type
 
-    def averager(self, *, may_help: bool = False, **options: object) -> SwarmGradientAverager:
-        """Return the averager of a peer; the options are those of `SwarmGradientAverager`.
+    def averager(self, *, may_help: bool = False, **options: object) -> SwarmAverager:
+        """Return the averager of a peer; the options are those of `SwarmAverager`.
 
         Links are measured, and averages checked, by the features that are installed. `may_help`: see `Division`.
         """
@@ -49,7 +48,7 @@ class Reduction:
 
     def gathering(self, model: torch.nn.Module, averager: Any, state: TrainingState) -> SummedGradients:
         """Return what a peer that trains does between two rounds of this averager."""
-        return SummedGradients(averager)
+        return SummedGradients(GradientSum(state.main_parameters, gradient_momentum(self._run)))
 
 
 REDUCTIONS: Mapping[str, type[Reduction] | str] = {
@@ -63,7 +62,7 @@ MEASURED_DIVISION = "pipelines.features.bandwidth.measured_division:MeasuredDivi
 ROUND_CHECKS = "pipelines.features.audits.checks:RoundChecks"
 
 
-def reduction_of(run: TrainingRun, averager_type: Callable[..., SwarmGradientAverager] | None = None) -> Reduction:
+def reduction_of(run: TrainingRun, averager_type: Callable[..., SwarmAverager] | None = None) -> Reduction:
     """Return how the run's peers average; with an averager of another type: densely, by that.
 
     Raises:
@@ -72,7 +71,7 @@ def reduction_of(run: TrainingRun, averager_type: Callable[..., SwarmGradientAve
     dense = "dense" if run.local_steps == 1 else "local steps"
     found = REDUCTIONS[dense if averager_type is not None or run.synchronisation == "dense" else run.synchronisation]
     kind = named_feature(found) if isinstance(found, str) else found
-    return kind(run, averager_type or SwarmGradientAverager)
+    return kind(run, averager_type or SwarmAverager)
 
 
 def _feature_or(default: type[Part], place: str) -> type[Part]:

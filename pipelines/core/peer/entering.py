@@ -11,7 +11,7 @@ from typing import Protocol
 from huggingface_hub import get_token
 
 from pipelines.core.admission.client import PeerAdmission, seek_admission
-from pipelines.core.epoch.gradient_averager import SwarmGradientAverager
+from pipelines.core.averaging.averager import SwarmAverager
 from pipelines.core.epoch.hivemind_options import reply_seconds
 from pipelines.core.gradients.machine_computation import MachineComputation, NewComputation
 from pipelines.core.peer.data_lease import DataLease, OpenLease, no_lease
@@ -66,7 +66,7 @@ class PeerContext:
     takes_signals: bool = False
     """Whether SIGINT and SIGTERM end the training cleanly, and SIGUSR1 and SIGUSR2 pause and resume it."""
 
-    gradient_averager_type: type[SwarmGradientAverager] | None = None
+    averager_type: type[SwarmAverager] | None = None
     """What averages gradients, or progress; None: what the run asks for."""
 
     record_kinds: Collection[RecordKind] = ()
@@ -185,7 +185,7 @@ def enter_run(
                 username=username,
                 package_version=parts.package_version,
                 place=name,
-                gradient_averager_type=parts.gradient_averager_type,
+                averager_type=parts.averager_type,
                 record_kinds=parts.record_kinds,
                 anchor_keys=anchor_keys,
                 lease=lease,

@@ -11,9 +11,9 @@ import torch
 
 from pipelines.core.admission.client import PeerAdmission
 from pipelines.core.admission.dht_gate import SwarmDHT
+from pipelines.core.averaging.averager import SwarmAverager
 from pipelines.core.averaging.reduce.suspects import Suspect
 from pipelines.core.epoch.assembly import make_optimizer
-from pipelines.core.epoch.gradient_averager import SwarmGradientAverager
 from pipelines.core.gradients.machine_computation import MachineComputation, NewComputation
 from pipelines.core.peer.data_lease import DataLease
 from pipelines.core.peer.handing_over import hand_over
@@ -63,7 +63,7 @@ class TrainingPeer:
         username: str,
         package_version: str,
         place: str = "",
-        gradient_averager_type: type[SwarmGradientAverager] | None = None,
+        averager_type: type[SwarmAverager] | None = None,
         anchor_keys: AnchorKeys = tuple,
         record_kinds: Collection[RecordKind] = (),
         lease: DataLease | None = None,
@@ -81,7 +81,7 @@ class TrainingPeer:
         """Epochs that this peer has ended with the others."""
 
         self._dht, self._username, self._package_version, self._place = dht, username, package_version, place
-        self._gradient_averager_type, self._anchor_keys, self._lease = gradient_averager_type, anchor_keys, lease
+        self._averager_type, self._anchor_keys, self._lease = averager_type, anchor_keys, lease
         self.ask_for_lease: Callable[[], None] = _ask_nobody
         """To be called when this peer is about to train on the run's dataset."""
 
@@ -97,7 +97,7 @@ class TrainingPeer:
             model=self.model,
             records=self.records,
             bandwidth_limit_mbit=self.network.bandwidth_limit_mbit,
-            gradient_averager_type=self._gradient_averager_type,
+            averager_type=self._averager_type,
             anchor_keys=self._anchor_keys,
             listeners=() if self._lease is None else (self._lease.listener,),
             children=self._dht.children,

@@ -133,7 +133,7 @@ class Anchor:
         """Take part in a round if one is due, catch up if one was missed, sign what is new; call it often."""
         optimizer = self._optimizer
         optimizer.listen()
-        newest = optimizer.grad_averager.last_round
+        newest = optimizer.averager.last_round
         if newest.num_rounds != self._num_rounds:
             self._num_rounds = newest.num_rounds
             if newest.share_averaged > 0:

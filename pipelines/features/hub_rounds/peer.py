@@ -24,7 +24,6 @@ from pipelines.features.hub_rounds.exchange import (
     RoundStillOpenError,
 )
 from pipelines.features.hub_rounds.files import HubAwayError
-from pipelines.features.hub_rounds.gradient_sum import LocalGradientSum
 from pipelines.features.hub_rounds.reading import IncompleteError, OtherStateError, RoundReader, follow, replayed
 from pipelines.features.hub_rounds.statements import Pointer
 from pipelines.features.hub_rounds.stepping import ClosedRound, FalseListError, ReplayedState
@@ -84,8 +83,7 @@ class HubPeer:
         self._fetch_checkpoint, self._clock = fetch_checkpoint, reader.files.clock
         self.pause_switch = PauseSwitch()
         self._own = OwnContribution(state.codec)
-        self._sums = LocalGradientSum(state.training.main_parameters)
-        self._gathering = SparseLocalSteps(self.run, state.model, self._sums, self._own, state.training)
+        self._gathering = SparseLocalSteps(self.run, state.model, self._own, state.training)
         self._offered: Pointer | None = None
         self._deadline = 0.0
         self._samples_of_round, self._loss_of_round = 0, 0.0
@@ -195,7 +193,7 @@ class HubPeer:
         offer, samples = None, self._samples_of_round
         if samples:
             self._gathering.finish(self.epoch)
-            self._sums.reset_accumulated_grads_()  # what was gathered is in the contribution: it makes no inner step
+            self._gathering.end_epoch()  # what was gathered is in the contribution: it makes no inner step
             if self._own.content is not None:
                 pointer = self._pointer(self._own.content, samples)
                 offer, self._offered = ContributionOffer(pointer=pointer, content=self._own.content), pointer

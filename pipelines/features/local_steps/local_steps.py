@@ -78,62 +78,75 @@ class LocalSteps(SummedGradients):
     The model's parameters are this peer's own; those of the swarm are in the training state.
     """
 
-    def __init__(self, run: TrainingRun, model: torch.nn.Module, averager: GradientSum, state: TrainingState) -> None:
-        super().__init__(averager)
+    def __init__(self, run: TrainingRun, model: torch.nn.Module, state: TrainingState) -> None:
+        super().__init__(GradientSum(state.main_parameters))
         self._run, self._state = run, state
-        self._num_samples = 0
+        self._num_samples = self._samples_sent = 0  # of all inner steps since the last round, and until then
         self._inner = InnerSteps(run, model, state.main_parameters)
         # New parameters do not overwrite the model's: the model's progress since then is applied on top of them.
         state.apply_parameters = self._rebase
 
+    @property
+    def num_samples(self) -> int:
+        """See `SummedGradients`."""
+        return self._num_samples
+
     def add(self, num_samples: int, epoch: int) -> int:
         """See `SummedGradients`."""
-        self._averager.accumulate_grads_(num_samples)
+        self._sum.add(num_samples)
         self._num_samples += num_samples
-        if self._averager.local_samples_accumulated >= self._run.inner_batch_size:
+        if self._sum.num_samples >= self._run.inner_batch_size:
             self._make_inner_step(epoch)
         return self._num_samples
 
     def finish(self, epoch: int) -> None:
-        """See `SummedGradients`: the pseudo-gradient, weighted by its samples."""
-        if self._averager.local_samples_accumulated:
+        """See `SummedGradients`: the pseudo-gradient."""
+        if self._sum.num_samples:
             self._make_inner_step(epoch)
-        self._inner.take_pseudo_gradient(self._averager.gathered())
-        self._averager.count_as_one(self._num_samples)
-        self._num_samples = 0
+        self._inner.take_pseudo_gradient(self._sum.gathered())
+        self._samples_sent, self._num_samples = self._num_samples, 0
+
+    @torch.no_grad()
+    def load(self, tensors: Sequence[torch.Tensor]) -> float:
+        """See `SummedGradients`."""
+        for tensor, progress in zip(tensors, self._sum.gathered(), strict=True):
+            tensor.copy_(progress)
+        return self._samples_sent
 
     def take_back(self) -> int:
         """See `SummedGradients`."""
-        self._num_samples += self._averager.local_samples_accumulated
-        self._averager.take_back()
+        self._num_samples += self._samples_sent
+        self._samples_sent = 0
         self._take_progress_back()
-        self._averager.reset_accumulated_grads_()
+        self._sum.reset()
         return self._num_samples
 
     def restart(self, *, keep_gradient: bool) -> int:
         """See `SummedGradients`. Progress from an older state is useless for a newer one: it is never kept."""
-        self._averager.forget_gradients()
+        self._sum.reset()
         self._num_samples = 0
         self._inner.restart(self._state.optimized_parameters)
         return 0
 
     def own_tensors(self) -> Iterable[torch.Tensor]:
-        """See `SummedGradients`: the inner optimizer's statistics."""
-        return [tensor for state in self._inner.optimizer.state.values() for tensor in state.values()]
+        """See `SummedGradients`: the inner optimizer's statistics, too."""
+        yield from super().own_tensors()
+        for state in self._inner.optimizer.state.values():
+            yield from state.values()
 
     def _make_inner_step(self, epoch: int) -> None:
         """Step along the gathered samples' mean gradient; a smaller step if they are fewer than an inner batch."""
-        num_samples = self._averager.local_samples_accumulated
+        num_samples = self._sum.num_samples
         self._inner.step(
-            self._averager.gathered(),
+            self._sum.gathered(),
             epoch=epoch,
-            scale=self._averager.scale_of_mean(num_samples),
+            scale=self._sum.scale_of_mean(num_samples),
             share=min(1.0, num_samples / self._run.inner_batch_size),
         )
-        self._averager.reset_accumulated_grads_()
+        self._sum.reset()
 
     def _take_progress_back(self) -> None:
-        self._inner.take_back(self._averager.gathered())
+        self._inner.take_back(self._sum.gathered())
 
     def _rebase(self) -> None:
         self._inner.rebase(self._state.optimized_parameters)

@@ -14,4 +14,4 @@ class LocalStepReduction(Reduction):
 
     def gathering(self, model: torch.nn.Module, averager: Any, state: TrainingState) -> LocalSteps:
         """See `Reduction`."""
-        return LocalSteps(self._run, model, averager, state)
+        return LocalSteps(self._run, model, state)

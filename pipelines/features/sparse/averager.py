@@ -8,7 +8,7 @@ import asyncio
 import logging
 import multiprocessing
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -22,11 +22,11 @@ from hivemind.p2p import P2PContext, PeerID
 from hivemind.proto import averaging_pb2
 from hivemind.utils import MSGPackSerializer
 
+from pipelines.core.averaging.averager import SwarmAverager
 from pipelines.core.averaging.figures import Round
 from pipelines.core.averaging.group.blocklist import Blocklist
 from pipelines.core.averaging.group.time_limits import AttemptTimes
 from pipelines.core.averaging.wire.streams import until_reader_closes
-from pipelines.core.epoch.gradient_averager import SwarmGradientAverager
 from pipelines.features.sparse.announcement import (
     Announcement,
     agreed_records,
@@ -52,17 +52,16 @@ SECONDS_OF_AN_ATTEMPT = 60.0
 """How long contributions are collected if the averager was given no time-out."""
 
 
-class SparseGradientAverager(SwarmGradientAverager):
+class SparseAverager(SwarmAverager):
     """Averages sparse progress; the mean is where averaged gradients are."""
 
     PROTOCOL_NAME = "SparseGradientAverager"
     round_type: type[ContributionRound] = ContributionRound
     transfers_type: type[Transfers] = Transfers
 
-    def __init__(self, *, parameters: Iterable[torch.nn.Parameter], values_per_chunk: int, **kwargs: Any) -> None:
-        """`values_per_chunk`: how many values of each chunk are sent; all else is as in `SwarmGradientAverager`."""
-        parameters = tuple(parameters)
-        self.codec = codec = SparseCodec([tuple(parameter.shape) for parameter in parameters], k=values_per_chunk)
+    def __init__(self, averaged_tensors: Sequence[torch.Tensor], *, values_per_chunk: int, **kwargs: Any) -> None:
+        """`values_per_chunk`: how many values of each chunk are sent; all else is as in `SwarmAverager`."""
+        self.codec = codec = SparseCodec([tuple(tensor.shape) for tensor in averaged_tensors], k=values_per_chunk)
         self._contribution: bytes | None = None
         self._round: StepControl | None = None
         # Shared, before hivemind forks the process that runs the rounds: its pipe fails with messages that do not fit
@@ -84,7 +83,7 @@ class SparseGradientAverager(SwarmGradientAverager):
             sign_receipt=self._sign_receipt,
             note_taken=self._note_taken,
         )
-        super().__init__(parameters=parameters, **kwargs)
+        super().__init__(averaged_tensors, **kwargs)
 
     @staticmethod
     def times_of_attempts(
@@ -110,7 +109,7 @@ class SparseGradientAverager(SwarmGradientAverager):
         return 0.0 if self._round is None else share_to_send_again(self._own_scale.value)
 
     def step(self, *args: Any, **kwargs: Any) -> Any:
-        """See `GradientAverager.step`. The group hears of the contribution: it is looked for only now."""
+        """See `SwarmAverager.step`. The group hears of the contribution: it is looked for only now."""
         assert self.epoch_to_average is not None, "a contribution is to the round of an epoch"
         self._was_taken.value, self._own_scale.value = 0, 1.0
         num_bytes = len(self._contribution or b"")

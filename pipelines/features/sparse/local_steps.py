@@ -5,7 +5,6 @@ from typing import Protocol
 
 import torch
 
-from pipelines.core.epoch.gathering import GradientSum
 from pipelines.core.gradients.computation import gradients_are_finite
 from pipelines.core.run.training_run import TrainingRun
 from pipelines.core.state.training_state import TrainingState
@@ -37,26 +36,20 @@ class SparseLocalSteps(LocalSteps):
     """
 
     def __init__(
-        self,
-        run: TrainingRun,
-        model: torch.nn.Module,
-        averager: GradientSum,
-        contribution: ContributionSender,
-        state: TrainingState,
+        self, run: TrainingRun, model: torch.nn.Module, contribution: ContributionSender, state: TrainingState
     ) -> None:
-        super().__init__(run, model, averager, state)
+        super().__init__(run, model, state)
         self._sparse = contribution
         self._feedback = ErrorFeedback(contribution.codec, run.sparse_error_decay)
-        self._was_lost, self._samples_sent = False, 0
+        self._was_lost = False
 
     def finish(self, epoch: int) -> None:
         """See `LocalSteps`: the largest values of the progress, and of what has not been sent before."""
         self._settle()
-        self._samples_sent = self._num_samples
         super().finish(epoch)
-        progress = self._averager.gathered()
+        progress = self._sum.gathered()
         try:
-            content = self._feedback.compress(progress, self._averager.local_samples_accumulated)
+            content = self._feedback.compress(progress, self._samples_sent)
         except ValueError as error:
             logger.error("This peer contributes nothing to a round: %s", error)
             content = None
@@ -84,9 +77,9 @@ class SparseLocalSteps(LocalSteps):
         """See `LocalSteps`. Progress that may still count is sent with the next one."""
         self._settle()
         if keep_gradient:
-            self._inner.take_pseudo_gradient(self._averager.gathered())
-            if gradients_are_finite(self._averager.gathered()):
-                for error, progress in zip(self._feedback.error, self._averager.gathered(), strict=True):
+            self._inner.take_pseudo_gradient(self._sum.gathered())
+            if gradients_are_finite(self._sum.gathered()):
+                for error, progress in zip(self._feedback.error, self._sum.gathered(), strict=True):
                     error.add_(progress)
         return super().restart(keep_gradient=keep_gradient)
 

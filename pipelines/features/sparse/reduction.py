@@ -6,7 +6,7 @@ import torch
 
 from pipelines.core.epoch.reduction import Reduction
 from pipelines.core.state.training_state import TrainingState
-from pipelines.features.sparse.averager import SparseGradientAverager
+from pipelines.features.sparse.averager import SparseAverager
 from pipelines.features.sparse.local_steps import SparseLocalSteps
 
 
@@ -16,12 +16,10 @@ class SparseReduction(Reduction):
     searches_early = False  # members tell each other in the group what they contribute
     silences_of_a_round = 4  # an attempt lasts as long as a silent sender is waited for, and there may be two
 
-    def averager(self, *, may_help: bool = False, **options: Any) -> SparseGradientAverager:
+    def averager(self, *, may_help: bool = False, **options: Any) -> SparseAverager:
         """See `Reduction`. A peer that listens always helps: it passes contributions on."""
-        return SparseGradientAverager(values_per_chunk=self._run.sparse_values_per_chunk, **options)
+        return SparseAverager(values_per_chunk=self._run.sparse_values_per_chunk, **options)
 
-    def gathering(
-        self, model: torch.nn.Module, averager: SparseGradientAverager, state: TrainingState
-    ) -> SparseLocalSteps:
+    def gathering(self, model: torch.nn.Module, averager: SparseAverager, state: TrainingState) -> SparseLocalSteps:
         """See `Reduction`."""
-        return SparseLocalSteps(self._run, model, averager, averager, state)
+        return SparseLocalSteps(self._run, model, averager, state)

@@ -18,7 +18,7 @@ from pipelines.features.publishing.repository.snapshot import RunSnapshot
 from pipelines.joining.join_run import join_run
 from pipelines.tasks.choice import open_task
 from pipelines.tools.chaos.chaotic_peer import ChaoticPeerSettings
-from pipelines.tools.chaos.faults.hostile_peers import Attack, HostileGradientAverager
+from pipelines.tools.chaos.faults.hostile_peers import Attack, HostileAverager
 
 
 class SwarmPeerInChaos:
@@ -40,7 +40,7 @@ class SwarmPeerInChaos:
 
     def attack(self, name: str) -> None:
         """See `ObservedPeer`."""
-        averager: Any = self._peer.optimizer.grad_averager
+        averager: Any = self._peer.optimizer.averager
         averager.attack = Attack(name)
 
     def parameters(self) -> Mapping[str, torch.Tensor]:
@@ -82,7 +82,7 @@ def joined_swarm(
         on_event=on_event,
         takes_signals=True,
         # Honest until told otherwise; nobody averages parts in a sparse run, so there it has nothing to lie about.
-        gradient_averager_type=None if run.synchronisation == "sparse" else HostileGradientAverager,
+        averager_type=None if run.synchronisation == "sparse" else HostileAverager,
     )
     network = NetworkOptions(host_addresses=(settings.host_address,), announce_addresses=(settings.announce_address,))
     seed = stable_seed(settings.seed)

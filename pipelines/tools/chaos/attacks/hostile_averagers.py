@@ -12,11 +12,11 @@ from hivemind.p2p import P2PContext, PeerID
 from hivemind.proto import averaging_pb2
 from hivemind.utils import MSGPackSerializer, get_dht_time
 
+from pipelines.core.averaging.averager import SwarmAverager
 from pipelines.core.averaging.group.matchmaking import PacedKeyManager
 from pipelines.core.averaging.reducing_end import ReducingEnd
 from pipelines.core.averaging.runner import TrustedAllReduceRunner
 from pipelines.core.averaging.wire.codec import averaging_compression
-from pipelines.core.epoch.gradient_averager import SwarmGradientAverager
 from pipelines.core.epoch.hivemind_options import averager_options
 from pipelines.core.epoch.reduction import Reduction
 from pipelines.core.optimizers.choice import OptimizerContext, optimizer_parts
@@ -30,13 +30,13 @@ from pipelines.features.audits.evidence import Verdict
 from pipelines.tasks.text_to_image.model import initial_model
 from pipelines.tools.chaos.attacks.hostile_node import HostileNode
 
-Averager = TypeVar("Averager", bound=SwarmGradientAverager)
+Averager = TypeVar("Averager", bound=SwarmAverager)
 Exchange = TypeVar("Exchange", bound=StateExchange)
 SECONDS_OF_SILENCE = 60.0
 NO_SUCH_MODE = 9
 
 
-class StallingLeader(SwarmGradientAverager):
+class StallingLeader(SwarmAverager):
     """Accepts everybody into its group and says nothing more."""
 
     async def rpc_join_group(
@@ -62,18 +62,17 @@ class StallingLeader(SwarmGradientAverager):
             await asyncio.sleep(0.1)
 
 
-class Participant(SwarmGradientAverager):
+class Participant(SwarmAverager):
     """Takes part in rounds like everybody, with a gradient of zeros."""
 
     def try_round(self, epoch: int) -> None:
         """Look for a group of an epoch, as everybody does."""
         self.epoch_to_average = epoch
-        for parameter in self.parameters:
-            parameter.grad = torch.zeros_like(parameter)
-        self.accumulate_grads_(batch_size=1)
+        with self.get_tensors() as tensors:
+            for tensor in tensors:
+                tensor.zero_()
         with contextlib.suppress(Exception):  # the others do not let it in
             self.step(timeout=self.matchmaking_kwargs["min_matchmaking_time"] * 2, allow_retries=False)
-        self.notify_used_averaged_gradients()
 
 
 class ZeroingReducer(Participant):
@@ -146,7 +145,7 @@ def hostile_averager(node: HostileNode, kind: type[Averager]) -> Averager:
     """Start an averager of gradients that the others take for one of theirs."""
     run = node.run
     averager = Reduction(run, kind).averager(
-        parameters=[parameter for group in _optimizer_parts(node)["params"] for parameter in group["params"]],
+        averaged_tensors=[torch.zeros_like(p) for group in _optimizer_parts(node)["params"] for p in group["params"]],
         dht=node.dht,
         admission=node.admission,
         prefix=f"{run.swarm_id}_grad_averager",

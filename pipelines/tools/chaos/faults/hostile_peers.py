@@ -15,10 +15,10 @@ from hivemind.averaging.allreduce import AveragingMode
 from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2
 
+from pipelines.core.averaging.averager import SwarmAverager
 from pipelines.core.averaging.reducing_end import ReducingEnd
 from pipelines.core.averaging.runner import TrustedAllReduceRunner
 from pipelines.core.averaging.sending_end import SendingEnd
-from pipelines.core.epoch.gradient_averager import SwarmGradientAverager
 
 LIE_FACTOR = -1000.0
 HUGE_WEIGHT = 1e9
@@ -140,7 +140,7 @@ class HostileRunner(TrustedAllReduceRunner):
         return partial(_HostileReducing, attack=self._attack, favoured=next(others, None))
 
 
-class HostileGradientAverager(SwarmGradientAverager):
+class HostileAverager(SwarmAverager):
     """Attacks according to `attack`, which may change between rounds; honest at first."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

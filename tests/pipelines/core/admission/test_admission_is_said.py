@@ -20,8 +20,8 @@ from pipelines.core.admission.client import peer_admission
 from pipelines.core.admission.dht_gate import SwarmDHT
 from pipelines.core.admission.record_owners import AdmissionRecords
 from pipelines.core.admission.tokens import token_of
+from pipelines.core.averaging.averager import SwarmAverager
 from pipelines.core.epoch.acquaintances import Acquaintances
-from pipelines.core.epoch.gradient_averager import SwarmGradientAverager
 from pipelines.core.epoch.progress_tracking import SwarmProgressTracker
 from pipelines.core.run.admission_config import admission_config_of
 from pipelines.core.state.exchange import StateExchange
@@ -51,9 +51,7 @@ def held():
 
 
 def gradient_averager(dht, start=False, **options):
-    return SwarmGradientAverager(
-        [torch.nn.Parameter(torch.zeros(3))], dht=dht, prefix="said", start=start, min_matchmaking_time=1.0, **options
-    )
+    return SwarmAverager([torch.zeros(3)], dht=dht, prefix="said", start=start, min_matchmaking_time=1.0, **options)
 
 
 @pytest.mark.parametrize(
@@ -125,7 +123,7 @@ def test_an_averager_on_an_ordinary_node_asks_strangers_for_a_token_unless_the_r
     async def join():
         p2p = await P2P.create(initial_peers=plain_dht.get_visible_maddrs())
         try:
-            stub = SwarmGradientAverager.get_stub(p2p, averager.peer_id, namespace=averager.prefix)
+            stub = SwarmAverager.get_stub(p2p, averager.peer_id, namespace=averager.prefix)
             request = averaging_pb2.JoinRequest(schema_hash=b"any", expiration=get_dht_time() + 30, gather=b"")
             return (await anext(aiter(await stub.rpc_join_group(request)))).code
         finally:

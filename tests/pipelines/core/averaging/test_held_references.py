@@ -10,7 +10,7 @@ from hivemind.averaging.control import AveragingStage, StepControl
 from hivemind.averaging.group_info import GroupInfo
 from hivemind.utils import MPFuture, get_dht_time
 
-from pipelines.core.epoch.gradient_averager import SwarmGradientAverager
+from pipelines.core.averaging.averager import SwarmAverager
 
 
 def make_step():
@@ -21,8 +21,8 @@ async def make_lone_averager(dht, look_for_group):
     async def aggregate(group_info, **kwargs):
         return "averaged"
 
-    averager = SwarmGradientAverager(
-        [torch.nn.Parameter(torch.ones(2))],
+    averager = SwarmAverager(
+        [torch.ones(2)],
         dht=dht,
         admission=None,
         prefix="alone",

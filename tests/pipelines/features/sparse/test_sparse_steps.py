@@ -11,7 +11,7 @@ from pipelines.core.epoch.reduction import Reduction, reduction_of
 from pipelines.core.optimizers.choice import optimizer_parts
 from pipelines.core.state.training_state import TrainingState
 from pipelines.features.publishing.checkpoint_tensors import RunState, load_training_state, save_training_state
-from pipelines.features.sparse.averager import SparseGradientAverager
+from pipelines.features.sparse.averager import SparseAverager
 from pipelines.features.sparse.mean import mean
 from pipelines.features.sparse.reduction import SparseLocalSteps, SparseReduction
 
@@ -36,8 +36,7 @@ class Peer:
         common = dict(dht=dht, admission=None, start=False, min_matchmaking_time=1.0)
         self.state = TrainingState("sparse", **optimizer_parts(RUN, self.model))
         self.averager = reduction_of(RUN).averager(
-            parameters=self.state.main_parameters, prefix="sparse", keeps_own_gradient=True, **common,
-            next_chunk_timeout=7.0, allreduce_timeout=40.0,
+            averaged_tensors=self.copy(), prefix="sparse", **common, next_chunk_timeout=7.0, allreduce_timeout=40.0,
         )  # fmt: skip
         self.steps = reduction_of(RUN).gathering(self.model, self.averager, self.state)
         self.total = self.copy()
@@ -54,6 +53,12 @@ class Peer:
             parameter.add_(move)
             total.sub_(move)  # a pseudo-gradient is start minus end
         self.steps._num_samples += NUM_SAMPLES
+
+    def loaded(self):
+        """Return what would be averaged densely, or is stepped along alone."""
+        found = self.copy()
+        self.steps.load(found)
+        return found
 
     def unsent(self):
         return self.steps._feedback.error
@@ -84,7 +89,7 @@ def plus(*lists):
 @pytest.fixture
 def peer(dht):
     peer = Peer(dht)
-    assert isinstance(peer.averager, SparseGradientAverager)
+    assert isinstance(peer.averager, SparseAverager)
     assert isinstance(peer.steps, SparseLocalSteps)
     return peer
 
@@ -107,10 +112,10 @@ def test_what_is_not_sent_is_sent_later_and_nothing_twice(peer):
         peer.progress(seed)
         peer.steps.finish(seed)
         peer.is_asked(began=True, taken=True)
-        assert_close(peer.averager.gathered(), peer.sent())
+        assert_close(peer.loaded(), peer.sent())
         assert len(peer.averager._contribution) <= peer.averager.codec.most_bytes
         sent.append(peer.sent())
-        peer.averager.reset_accumulated_grads_()
+        peer.steps.end_epoch()
         assert_close(plus(*sent, peer.unsent()), peer.total)
 
 
@@ -119,7 +124,7 @@ def test_what_came_into_no_round_is_sent_with_the_next_one(peer, began, taken):
     peer.progress(1)
     peer.steps.finish(0)
     peer.is_asked(began=began, taken=taken)
-    peer.averager.reset_accumulated_grads_()
+    peer.steps.end_epoch()
     peer.progress(2)
     peer.steps.finish(1)
     assert_close(plus(peer.sent(), peer.unsent()), peer.total)
@@ -141,7 +146,7 @@ def test_what_the_mean_has_cut_of_it_is_sent_with_the_next_one(peer, scale):
     peer.is_asked(began=True, taken=True, scale=scale)
     lost = 1 - scale - min(scale, 1 - scale)  # at most as much as has counted comes back
     first = [(scale + lost) * own for own in peer.sent()]
-    peer.averager.reset_accumulated_grads_()
+    peer.steps.end_epoch()
     peer.progress(2)
     peer.steps.finish(1)
     assert_close(plus(first, peer.sent(), peer.unsent()), peer.total)
@@ -152,11 +157,11 @@ def test_what_a_peer_has_stepped_along_alone_is_not_sent_again(peer):
     peer.steps.finish(0)
     first = [0.5 * own for own in peer.sent()]
     peer.is_asked(began=True, taken=True, scale=0.5)
-    peer.averager.reset_accumulated_grads_()
+    peer.steps.end_epoch()
     peer.progress(2)
     peer.steps.finish(1)  # which no round follows
     alone = peer.sent()
-    peer.averager.reset_accumulated_grads_()
+    peer.steps.end_epoch()
     peer.progress(3)
     peer.steps.finish(2)
     assert_close(plus(first, alone, peer.sent(), peer.unsent()), peer.total)
@@ -184,7 +189,7 @@ def test_a_round_that_failed_everywhere_while_the_next_epoch_went_on_is_taken_ba
     peer.steps.finish(0)
     peer.is_asked(began=True, taken=True)
     peer.steps.lose_round()
-    peer.averager.reset_accumulated_grads_()
+    peer.steps.end_epoch()
     peer.progress(2)
     peer.steps.finish(1)
     assert_close(plus(peer.sent(), peer.unsent()), peer.total)
@@ -196,7 +201,7 @@ def test_progress_since_the_last_round_outlives_another_state_if_it_is_of_use(pe
     peer.steps.finish(0)
     peer.is_asked(began=False, taken=False)
     before = [tensor.clone() for tensor in peer.total]
-    peer.averager.reset_accumulated_grads_()
+    peer.steps.end_epoch()
     peer.progress(2)
     peer.steps.restart(keep_gradient=keep_gradient)
     assert_close(peer.unsent(), peer.total if keep_gradient else before)
@@ -210,7 +215,7 @@ def test_progress_that_is_not_finite_is_not_sent_and_spoils_nothing(peer):
         peer.model.weight[0, 0] = float("nan")
     peer.steps.finish(0)
     assert peer.averager._contribution is None
-    assert not any(tensor.any() for tensor in peer.averager.gathered())
+    assert not any(tensor.any() for tensor in peer.loaded())
     assert_close(peer.unsent(), before)
 
 
