@@ -35,9 +35,9 @@ from running_programs import wait_for
 from hub_tools.atomic_files import write_text_whole
 from hub_tools.local_hub import LocalHub
 from hub_tools.printing.marked_up import escaped
+from hub_tools.processes.event_files import read_events
 from pipelines.features.publishing.metrics.run_state import RunPhase
 from pipelines.tools.demo.free_ports import take_ports
-from pipelines.tools.demo.running.event_files import read_events
 from pipelines.tools.demo.running.programs import VARIABLE, Program, stop_all
 from pipelines.tools.demo.running_spaces import RunningSpaces, SpacesPlan, opened_hub
 from pipelines.tools.demo.scenes_demo import run_scenes_demo

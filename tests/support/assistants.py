@@ -6,7 +6,7 @@ from functools import partial
 from published_runs import LOOPBACK, started_command
 from running_programs import end_of, wait_for
 
-from pipelines.tools.demo.running.event_files import read_events
+from hub_tools.processes.event_files import read_events
 
 SECONDS_TO_START = 150
 

@@ -18,6 +18,7 @@ import hivemind
 import torch
 from safetensors.torch import save_file
 
+from hub_tools.processes.event_files import read_events
 from hub_tools.processes.process_group import guard_process_group
 from pipelines.core.averaging.averager import SwarmAverager
 from pipelines.core.averaging.wire import streams
@@ -28,7 +29,6 @@ from pipelines.core.run.training_run import TrainingRun
 from pipelines.core.swarm.network_options import NetworkOptions
 from pipelines.core.swarm.node import SwarmUnreachableError, open_dht, visible_addresses
 from pipelines.tools.chaos.faults.hostile_peers import Attack, HostileAverager
-from pipelines.tools.demo.running.event_files import read_events
 
 SHAPES = ((300, 100), (20_000,), (77,))
 PART_BYTES = 2**11

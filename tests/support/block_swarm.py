@@ -11,13 +11,13 @@ from hivemind.p2p import P2P
 from running_programs import wait_for
 from support_files import SUPPORT
 
+from hub_tools.processes.event_files import read_events
 from pipelines.core.swarm.streams.introductions import Introductions
 from pipelines.core.swarm.streams.peer_loop import PeerLoop
 from pipelines.features.servers.server_record import ServerRecord
 from pipelines.features.serving.blocks.client.stream_swarm import StreamSwarm
 from pipelines.features.serving.entering import ClientConnection
 from pipelines.tools.chaos.faults.link_proxy import LinkLimits, LinkProxy
-from pipelines.tools.demo.running.event_files import read_events
 
 NAMESPACE, HOST = "a-run", "/ip4/127.0.0.1/tcp/0"
 START_SECONDS = 240

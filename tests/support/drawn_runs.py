@@ -16,9 +16,9 @@ from tiny_run_parts import write_tiny_run
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM, PreTrainedModel
 
 from hub_tools.local_hub import LocalHub
+from hub_tools.processes.event_files import read_events
 from modeling_dalle_collab import DalleCollabForConditionalGeneration
 from pipelines.core.run.training_run import TrainingRun
-from pipelines.tools.demo.running.event_files import read_events
 
 MAIN = "pipelines.command_line.main"
 LOOPBACK = "/ip4/127.0.0.1/tcp/0"

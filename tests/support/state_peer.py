@@ -9,11 +9,13 @@ import json
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import torch
 from made_up_tasks import made_up_task
-from safetensors.torch import save_file
+from model_task import initial_model
+from safetensors.torch import load_file, save_file
 from swarm_peer import write_event
 
 from hub_tools.processes.process_group import guard_process_group
@@ -34,8 +36,6 @@ from pipelines.core.state.transfer import StateTransfer
 from pipelines.core.swarm.network_options import NetworkOptions
 from pipelines.core.swarm.node import open_dht, visible_addresses
 from pipelines.core.swarm.records import STATES, SwarmRecords
-from pipelines.features.publishing.checkpoint_tensors import RunState, loader_of, save_training_state
-from pipelines.tasks.text_to_image.model import initial_model
 
 
 class SlowService(StateService):
@@ -156,6 +156,15 @@ def orders_in(path):
         time.sleep(0.02)
 
 
+def load_checkpoint(path, state, model, optimizer):
+    """See `LoadCheckpoint`."""
+    kept = load_file(path)
+    for name, tensor in state.named_state().items():
+        tensor.copy_(kept[name])
+    state.apply_parameters()
+    return int(kept["epoch"])
+
+
 def join(run, dht, settings, events, options):
     task, compute = made_up_task(run), ComputeOptions()
     who = dict(username=settings["name"], package_version="0")
@@ -172,17 +181,14 @@ def join(run, dht, settings, events, options):
 
         with stop_on_signals() as stop:
             state_transfer.is_to_stop = stop.is_set
-            source = peer.synchronise(lambda: loader_of(Path(settings["checkpoint"])), show)
+            source = peer.synchronise(lambda: partial(load_checkpoint, Path(settings["checkpoint"]), state), show)
         if stop.is_set():
             write_event(events, event="stopped", source=source, shares=state_transfer.exchange.shares)
             return
         seconds, taken = time.monotonic() - started, state_transfer.last_taken
         save_file({name: t.clone() for name, t in state.named_state().items()}, settings["state_file"])
         if source == "peers":
-            Path(settings["checkpoint"]).mkdir(exist_ok=True)
-            peer.model.save_pretrained(settings["checkpoint"])
-            kept = RunState(run_id=run.run_id, epoch=state.state_epoch, loss=None, package_version="0")
-            save_training_state(Path(settings["checkpoint"]), peer.model, state.optimizer, kept)
+            save_file(dict(state.named_state(), epoch=torch.tensor(state.state_epoch)), settings["checkpoint"])
         wait_until(state.snapshot.manifest)
         write_event(
             events, event="ready", addresses=visible_addresses(dht), source=source, epoch=state.state_epoch,

@@ -12,9 +12,9 @@ from forked_processes import ForkedProcess, fork_server
 from language_material import ALBERT, GPT2, SEQUENCE_LENGTH
 from running_programs import end_of, wait_for
 
+from hub_tools.processes.event_files import read_events
 from pipelines.core.run.training_run import TrainingRun
-from pipelines.tools.chaos.tiny_material import TINY_MODEL_SETTINGS
-from pipelines.tools.demo.running.event_files import read_events
+from pipelines.tools.chaos.tiny_settings import TINY_MODEL_SETTINGS
 from pipelines.tools.process_table import group_members, signal_processes
 
 TINY_MODEL = dict(**TINY_MODEL_SETTINGS, text_vocab_size=40, codebook_size=32, image_grid_size=4)

@@ -32,7 +32,6 @@ from pipelines.core.run.task import mean_loss
 from pipelines.core.run.training_run import TrainingRun
 from pipelines.core.swarm.network_options import NetworkOptions
 from pipelines.core.swarm.node import visible_addresses
-from pipelines.features.publishing.checkpoint_tensors import loader_of
 from pipelines.tools.process_table import group_members
 
 
@@ -123,7 +122,8 @@ def main(settings: dict) -> None:
         from pipelines.features.local_computation.local_computation import LocalComputation
 
         new_computation = LocalComputation
-    checkpoint = settings.get("checkpoint")
+    if checkpoint := settings.get("checkpoint"):
+        from pipelines.features.publishing.checkpoint_tensors import loader_of
     entered = {}
     listening = DataLease(  # the records are made up: nothing is read from it
         spans=WholeDataset(BlockOrder(lambda: 1, lambda shard: [1], seed=0)), listener=AveragedEpochs(events),
@@ -136,7 +136,7 @@ def main(settings: dict) -> None:
     )  # fmt: skip
     with enter_run(
         task, "test/run", network=network, compute=compute, parts=parts,
-        fetch_checkpoint=lambda: loader_of(Path(checkpoint) if checkpoint else None),
+        fetch_checkpoint=lambda: loader_of(Path(checkpoint)) if checkpoint else None,
         anchor_keys=lambda: settings.get("anchor_keys", ()),
     ) as membership:  # fmt: skip
         peer, stop, dht, source = membership.peer, membership.stop, entered["dht"], entered["state"]

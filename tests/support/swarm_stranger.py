@@ -20,6 +20,7 @@ from hivemind.utils.multiaddr import Multiaddr
 from hivemind.utils.serializer import MSGPackSerializer
 from swarm_peer import write_event
 
+from hub_tools.processes.event_files import read_events
 from hub_tools.processes.process_group import guard_process_group
 from pipelines.core.admission.averaging_gate import AdmissionGate
 from pipelines.core.admission.client import seek_admission
@@ -36,7 +37,6 @@ from pipelines.core.swarm.records import METRICS, SwarmRecords
 from pipelines.core.swarm.streams.asking import open_conversation
 from pipelines.core.swarm.streams.introductions import Introductions
 from pipelines.core.swarm.streams.refusals import Refusal
-from pipelines.tools.demo.running.event_files import read_events
 
 SECONDS = 60.0
 FIGURES = dict(

@@ -11,6 +11,7 @@ from typing import Any
 
 from hub_tools.atomic_files import write_text_whole
 from hub_tools.processes.child_process import end_group, last_line
+from hub_tools.processes.event_files import read_events
 from pipelines.tools.chaos.chaotic_peer import (
     ChaoticPeerSettings,
     Control,
@@ -19,7 +20,6 @@ from pipelines.tools.chaos.chaotic_peer import (
     settings_file,
 )
 from pipelines.tools.chaos.fork_server import ForkServer
-from pipelines.tools.demo.running.event_files import read_events
 from pipelines.tools.process_table import (
     group_members,
     is_running,

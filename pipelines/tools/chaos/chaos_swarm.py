@@ -23,7 +23,7 @@ from pipelines.tools.chaos.chaotic_peer import ChaoticPeerSettings, Control, eve
 from pipelines.tools.chaos.faults.link_proxy import LinkProxy, PortOwners
 from pipelines.tools.chaos.fork_server import ForkServer
 from pipelines.tools.chaos.serving.scenario import ServingScenario
-from pipelines.tools.chaos.tiny_material import TINY_MODEL_SETTINGS
+from pipelines.tools.chaos.tiny_settings import TINY_MODEL_SETTINGS
 from pipelines.tools.demo.stages import StageError
 from pipelines.tools.process_table import group_members, is_running, signal_processes
 

@@ -13,19 +13,9 @@ from pipelines.tasks.text_to_image.image_codes.image_code_record import (
 )
 from pipelines.tasks.text_to_image.image_codes.vqgan_codec import VQGANCodec
 from pipelines.tasks.text_to_image.image_codes.vqgan_config import VQGANConfig
+from pipelines.tools.chaos.tiny_settings import TEXT_SEQUENCE_LENGTH
 
 RECORDS_PER_SHARD = 32
-TEXT_SEQUENCE_LENGTH = 8
-
-TINY_MODEL_SETTINGS = dict(
-    text_sequence_length=TEXT_SEQUENCE_LENGTH,
-    hidden_size=64,
-    num_hidden_layers=3,
-    num_attention_heads=2,
-    head_dim=16,
-    attention_pattern=["row", "column"],
-    recompute="none",
-)
 
 
 def save_tiny_codec(folder: Path, seed: int) -> VQGANCodec:

@@ -19,13 +19,14 @@ from rich.markup import escape
 from hub_tools.counted import counted
 from hub_tools.local_hub import LocalHub
 from hub_tools.printing.printable import one_line
+from hub_tools.processes.event_files import read_events
 from hub_tools.run_files import EVALUATIONS_FILE, METRICS_FOLDER, RUN_STATE_FILE, TRAINING_RUN_FILE
 from pipelines.core.run.training_run import TrainingRun
 from pipelines.features.publishing.metrics.epoch_summary import EpochSummary
 from pipelines.features.publishing.metrics.evaluation.held_out_losses import HeldOutRow, read_evaluations
 from pipelines.tools.demo.configured_hub import ConfiguredHub
 from pipelines.tools.demo.demo_plan import Accounts, DemoPlan
-from pipelines.tools.demo.running.event_files import num_samples, read_events, run_history
+from pipelines.tools.demo.running.event_figures import num_samples, run_history
 from pipelines.tools.demo.running.finished_work import digest_of, remove
 from pipelines.tools.demo.running.output_folder import demo_folder
 from pipelines.tools.demo.running.progress_lines import ProgressLines

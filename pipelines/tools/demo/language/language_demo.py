@@ -14,12 +14,13 @@ from rich.text import Text
 
 from hub_tools.atomic_files import write_text_whole
 from hub_tools.printing.marked_up import escaped
+from hub_tools.processes.event_files import read_events
 from pipelines.features.publishing.metrics.epoch_summary import EpochSummary
 from pipelines.features.publishing.metrics.evaluation.held_out_losses import HeldOutRow
 from pipelines.features.publishing.metrics.loss_curve import draw_loss_curve
 from pipelines.tools.demo.demo_plan import DemoPlan
 from pipelines.tools.demo.language.text import TEXT_FOLDER, TOKENIZER_FOLDER
-from pipelines.tools.demo.running.event_files import read_events, run_history
+from pipelines.tools.demo.running.event_figures import run_history
 from pipelines.tools.demo.running.finished_work import digest_of
 from pipelines.tools.demo.stages import Stages
 from pipelines.tools.demo.summary import SUMMARY_STYLE

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pipelines.tools.demo.running.event_files import EventReader
+from hub_tools.processes.event_files import EventReader
 from pipelines.tools.demo.running.programs import Program
 
 MOST_STARTS = 4

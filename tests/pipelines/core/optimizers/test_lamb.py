@@ -20,7 +20,6 @@ from pipelines.core.optimizers.choice import OPTIMIZERS, linear_schedule, optimi
 from pipelines.core.optimizers.lamb import Lamb
 from pipelines.core.optimizers.parameter_groups import weight_decay_groups
 from pipelines.core.run import sections
-from pipelines.features.memory_estimate.settings import NUM_STATISTICS
 
 SETTINGS = dict(lr=0.02, betas=(0.9, 0.96), eps=1e-6)
 
@@ -110,13 +109,12 @@ def test_what_is_outside_the_span_that_is_written_stays():
 
 
 @pytest.mark.parametrize("name", ALL_OPTIMIZERS)
-def test_a_mean_of_gradients_keeps_its_signs_and_the_memory_estimate_counts_every_statistic(name):
+def test_a_mean_of_gradients_keeps_its_signs(name):
     parameter, gradient = torch.nn.Parameter(torch.zeros(64, 80)), made_up((64, 80), 1)
     optimizer = optimizer_type(name)([parameter], **SETTINGS, bits=8)
     parameter.grad = gradient
     optimizer.step()
     declared = optimizer.statistics
-    assert NUM_STATISTICS[name] == len(declared)
     for statistic in declared:
         kept = read_statistic(optimizer.state[parameter], statistic, slice(0, gradient.numel()))
         clear = gradient.flatten().abs() > 0.1

@@ -19,10 +19,10 @@ from running_programs import end_of, wait_for
 from support_files import SUPPORT
 
 from hub_tools.processes.child_process import ChildProcess
+from hub_tools.processes.event_files import read_events
 from pipelines.core.signing.signed_statement import read_statement
 from pipelines.features.hub_rounds.statements import RoundList
 from pipelines.features.publishing.metrics.credit.contribution_files import read_contributions
-from pipelines.tools.demo.running.event_files import read_events
 
 pytestmark = [pytest.mark.slow, pytest.mark.swarm]
 

@@ -8,10 +8,11 @@ import time
 
 import pytest
 
+from pipelines.core.optimizers.choice import OPTIMIZERS, optimizer_type
 from pipelines.features.memory_estimate.estimate import count_parameters, estimate_training_memory
 from pipelines.features.memory_estimate.model_presets import MODEL_PRESETS, ModelSizes, figures_of
 from pipelines.features.memory_estimate.optimizer_states import count_elements
-from pipelines.features.memory_estimate.settings import MemorySettings
+from pipelines.features.memory_estimate.settings import NUM_STATISTICS, MemorySettings
 from pipelines.tools.pages.memory_calculator.calculator import CalculatorInput, answer, find_for
 from pipelines.tools.pages.memory_calculator.fitting import MACHINES, find_fitting, join_command, largest_micro_batch
 
@@ -303,3 +304,8 @@ def test_an_estimate_of_a_named_model_is_instant_and_loads_no_torch():
     started = time.process_time()
     estimate(MODEL_PRESETS["GPT-3 175B"])
     assert time.process_time() - started < 0.1
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_statistic_of_our_optimizers_is_counted(name):
+    assert NUM_STATISTICS[name] == len(optimizer_type(name).statistics)

@@ -10,7 +10,7 @@ import httpx2
 import psutil
 import pytest
 
-from pipelines.tools.demo.running.event_files import EventReader
+from hub_tools.processes.event_files import EventReader
 from pipelines.tools.demo.running.programs import VARIABLE, mark_of_all
 from pipelines.tools.demo.running_spaces import read_addresses
 from pipelines.tools.demo.scenes_demo import SHORT_SETTINGS

@@ -15,6 +15,7 @@ from running_programs import wait_for
 from stream_peer import HOST, NAMESPACE, SERVICE
 from support_files import SUPPORT
 
+from hub_tools.processes.event_files import read_events
 from pipelines.core.swarm.streams import introductions as introduction_module
 from pipelines.core.swarm.streams.asking import open_conversation
 from pipelines.core.swarm.streams.conversation import silence_seconds
@@ -22,7 +23,6 @@ from pipelines.core.swarm.streams.frames import HEADER, Frame, Kind, buffers_of
 from pipelines.core.swarm.streams.introductions import Introductions
 from pipelines.core.swarm.streams.refusals import PeerGoneError, PeerSilentError, Refusal
 from pipelines.core.swarm.streams.server import handler_name
-from pipelines.tools.demo.running.event_files import read_events
 
 pytestmark = [pytest.mark.slow, pytest.mark.swarm, pytest.mark.timeout(300)]
 

@@ -1,0 +1,63 @@
+"""A task of the core alone: the text-to-image model of a tiny run, without data and without a repository."""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from modeling_dalle_collab import DalleCollabConfig, DalleCollabForConditionalGeneration
+from pipelines.core.run.block_order import BlockOrder
+from pipelines.core.run.span_source import SpanSource
+from pipelines.core.run.spans import Span
+from pipelines.core.run.task import Batch, BatchSize, NamedBatch, TrainingTask, num_samples
+from pipelines.core.run.training_run import TrainingRun, stable_seed
+
+
+def initial_model(run: TrainingRun) -> DalleCollabForConditionalGeneration:
+    """Return the model with parameters that the run's seed decides."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(stable_seed(run.run_id, run.seed) % 2**63)
+        return DalleCollabForConditionalGeneration(DalleCollabConfig(**run.model_config))
+
+
+class ModelTask(TrainingTask):
+    """See `TrainingTask`. Batches come from the test."""
+
+    sample_weight, device_program = 1.0, None
+
+    def __init__(self, run: TrainingRun) -> None:
+        self.run = run
+
+    def check(self) -> None:
+        pass
+
+    def new_model(self) -> DalleCollabForConditionalGeneration:
+        return initial_model(self.run)
+
+    def compiling_pays(self) -> bool:
+        return True
+
+    def batches(
+        self, *, batch_size: BatchSize, seed: int, shuffle_buffer_size: int, spans: SpanSource | None = None
+    ) -> Iterator[Batch]:
+        raise NotImplementedError
+
+    def block_order(self, *labels: object) -> BlockOrder | None:
+        return None
+
+    def read_again(self, spans: Sequence[Span], num_batches: int) -> Iterator[NamedBatch]:
+        raise NotImplementedError
+
+    def held_out_batches(self) -> Sequence[Batch]:
+        return ()
+
+    def made_up_batch(self, size: int) -> Batch:
+        sizes = self.run.model_config
+        return {
+            "input_ids": torch.ones(size, sizes["text_sequence_length"], dtype=torch.int64),
+            "image_codes": torch.zeros(size, sizes["image_grid_size"] ** 2, dtype=torch.int64),
+        }
+
+    def loss(self, model: torch.nn.Module, batch: Batch) -> tuple[torch.Tensor, int]:
+        """Return the sum over samples of each one's mean loss, and their number."""
+        number = num_samples(batch)
+        return model(**batch, return_logits=False).loss * number, number
