@@ -71,8 +71,8 @@ def make_averager(settings: dict, dht: Any) -> WrittenDownAverager:
     return Reduction(run, WrittenDownAverager).averager(
         averaged_tensors=[torch.zeros(NUM_VALUES // 1024, 1024)], dht=dht, admission=None, prefix="links",
         compression=averaging_compression(run), target_group_size=len(settings["members"]),
-        min_matchmaking_time=run.matchmaking_seconds, allreduce_timeout=60.0, next_chunk_timeout=15.0, part_size_bytes=PART_BYTES,
-        may_help=name == HELPER, start=True, **averager_options(run), **special,
+        min_matchmaking_time=run.matchmaking_seconds, allreduce_timeout=60.0, next_chunk_timeout=15.0,
+        part_size_bytes=PART_BYTES, may_help=name == HELPER, start=True, **averager_options(run), **special,
     )  # fmt: skip
 
 
