@@ -7,30 +7,21 @@ import time
 import hivemind
 import pytest
 import torch
-from admission_tokens import AUTHORITY, admission, rsa_key
+from admission_tokens import held_admission
 from hivemind.p2p import P2P, P2PHandlerError
 from hivemind.proto import averaging_pb2
 from hivemind.utils import get_dht_time
-from hivemind.utils.crypto import RSAPrivateKey
-from huggingface_hub import HfApi
-from swarm_of_processes import tiny_run
 
-from hub_tools.publishing.account_proof import HubAccount
-from pipelines.core.admission.client import peer_admission
 from pipelines.core.admission.dht_gate import SwarmDHT
 from pipelines.core.admission.record_owners import AdmissionRecords
-from pipelines.core.admission.tokens import token_of
 from pipelines.core.averaging.averager import SwarmAverager
 from pipelines.core.epoch.acquaintances import Acquaintances
 from pipelines.core.epoch.progress_tracking import SwarmProgressTracker
-from pipelines.core.run.admission_config import admission_config_of
 from pipelines.core.state.exchange import StateExchange
 from pipelines.core.swarm.records import SwarmRecords
 
 # hivemind 1.1.12 finds its daemon's executable in an old-fashioned way.
 pytestmark = pytest.mark.filterwarnings("ignore:path is deprecated:DeprecationWarning")
-
-RUN = tiny_run(run_id="run", authorization_service="https://door.example", authorization_key=AUTHORITY.public)
 
 
 @pytest.fixture(scope="module")
@@ -44,10 +35,7 @@ def plain_dht():
 @pytest.fixture
 def held():
     """The admission of this process, as the authority would have signed it."""
-    held = peer_admission(admission_config_of(RUN, "org/run"), rsa_key("peer"), HubAccount(HfApi(token="hub-token")))
-    record_key = RSAPrivateKey.process_wide().get_public_key().to_bytes().decode()
-    held._token.write(token_of(admission(time.time(), record_key=record_key), AUTHORITY))
-    return held
+    return held_admission()
 
 
 def gradient_averager(dht, start=False, **options):

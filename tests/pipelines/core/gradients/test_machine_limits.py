@@ -10,6 +10,7 @@ import pytest
 import torch
 from made_up_tasks import made_up_batch as batch_of_the_run
 from made_up_tasks import made_up_task
+from model_task import ModelTask
 from swarm_of_processes import tiny_run
 
 from modeling_dalle_collab.compiled_dalle_collab import compiled
@@ -79,10 +80,17 @@ def test_the_loss_scale_grows_after_a_long_time_without_overflow():
     assert LossScale(value=1.0).after(False).value == 1.0
 
 
+class RaggedTask(ModelTask):
+    """One whose batches have many lengths."""
+
+    def compiling_pays(self):
+        return False
+
+
 def test_automatic_choices_follow_the_device():
     assert resolve_precision("auto", "cpu") == "fp32"
     assert resolve_precision("bf16", "cpu") == "bf16"
-    pictures, ragged = made_up_task(tiny_run()), made_up_task(tiny_run("fill-mask"))
+    pictures, ragged = ModelTask(tiny_run()), RaggedTask(tiny_run())
     assert not is_worth_compiling("auto", "cpu", pictures)
     assert not is_worth_compiling("auto", "cuda", ragged)
     assert is_worth_compiling("auto", "cuda", pictures)
