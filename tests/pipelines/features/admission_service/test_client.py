@@ -63,7 +63,7 @@ def test_an_admission_is_renewed_in_time_survives_an_outage_and_ends_with_a_ban(
             assert admission.username == "member-of-admission"
             first, renewed = admission.token, threading.Event()
             shown = "".join(map(repr, (admission, admission._issuer, member)))
-            assert first not in shown and member._api.token not in shown
+            assert first not in shown and member.api.token not in shown
             admission.on_renewal(renewed.set)
             started = time.monotonic()
             assert renewed.wait(60) and admission.token != first
