@@ -138,6 +138,18 @@ def test_no_two_public_classes_of_the_product_have_one_name():
     assert {name: where for name, where in places.items() if len(where) > 1} == {}
 
 
+def test_no_class_of_the_core_is_derived_from_two_others_of_it_one_above_the_other():
+    """Exceptions apart: what a reader of one class has to read besides is one more."""
+    bases: dict[str, set[str]] = {}
+    for path in (ROOT / "pipelines" / "core").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef) and not node.name.endswith("Error"):
+                bases[node.name] = {base.id for base in node.bases if isinstance(base, ast.Name)}
+    assert "SwarmAverager" in bases and len(bases) > 150
+    above = {name: own & bases.keys() for name, own in bases.items()}
+    assert {name: own for name, own in above.items() if any(above[base] for base in own)} == {}
+
+
 @pytest.mark.parametrize(("is_core", "most"), [(True, 2.0), (False, 4.0)])
 def test_the_core_is_small_and_few_places_of_the_product_say_any(is_core, most):
     """`most`: uses of the name `Any` in 1,000 lines."""
