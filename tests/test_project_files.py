@@ -150,6 +150,16 @@ def test_no_class_of_the_core_is_derived_from_two_others_of_it_one_above_the_oth
     assert {name: own for name, own in above.items() if any(above[base] for base in own)} == {}
 
 
+def test_no_function_is_longer_than_a_hundred_lines():
+    long = [
+        f"{path.relative_to(ROOT)}:{node.lineno} {node.name}"
+        for path in (path for folder in PRODUCT for path in sorted((ROOT / folder).rglob("*.py")))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (node.end_lineno or 0) - node.lineno >= 100
+    ]
+    assert long == []
+
+
 @pytest.mark.parametrize(("is_core", "most"), [(True, 2.0), (False, 4.0)])
 def test_the_core_is_small_and_few_places_of_the_product_say_any(is_core, most):
     """`most`: uses of the name `Any` in 1,000 lines."""

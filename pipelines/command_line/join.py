@@ -3,7 +3,7 @@
 import contextlib
 import math
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -18,6 +18,10 @@ from pipelines.command_line.jobs.job_options import (
     run_as_job,
 )
 from pipelines.command_line.terminal import setting_options as shared
+
+if TYPE_CHECKING:
+    from pipelines.core.run.compute_options import ComputeOptions
+    from pipelines.core.swarm.network_options import NetworkOptions
 
 _MACHINE = shared.Panel(rich_help_panel="This machine")
 _LEAVING = shared.Panel(rich_help_panel="When to leave")
@@ -98,22 +102,10 @@ def join(
     """
     request = JobRequest(flavor=on_jobs, hours=job_hours, package=job_package, dry_run=dry_run)
     if request.is_wanted():
-        local = {"--identity-file": identity_file, "--events": events}
-        check_reachable(local, "a file of the Job is lost at its end")
+        check_reachable({"--identity-file": identity_file, "--events": events}, "a file of the Job is lost at its end")
         check_reachable({"--host": host, "--announce": announce, "--relay": relay}, "nobody can connect to a Job")
-        hours = min(max_hours or math.inf, hours_of(request) - HOURS_TO_LEAVE)
-        if hours <= 0:
-            raise ValueError(f"The Job is to end after {hours_of(request)} hours; a peer needs more: --job-hours 1")
-        more = ["--max-hours", f"{hours:g}", *([] if client_mode or _is_over_hub(repository) else ["--client-mode"])]
-        run_as_job(request, "join", more=more, labels={"run": repository.replace("/", "--")})
-        return
-    if event_seconds is not None and events is None:
-        raise ValueError("--event-seconds says how often lines are written, but no file is named. Add: --events FILE")
-    from pipelines.command_line.terminal.peer_events import EventFile
-    from pipelines.command_line.terminal.setting_options import number_or_auto
-    from pipelines.command_line.terminal.training_peer import run_training_peer
+        return _join_as_job(request, repository, max_hours, is_client=client_mode)
     from pipelines.core.run.compute_options import ComputeOptions
-    from pipelines.core.run.finished import RunFinishedError
     from pipelines.core.swarm.network_options import NetworkOptions
 
     network = NetworkOptions(
@@ -126,9 +118,9 @@ def join(
         startup_timeout_seconds=startup_timeout,
     )
     compute = ComputeOptions(
-        micro_batch_size=number_or_auto("--micro-batch-size", micro_batch_size),
+        micro_batch_size=shared.number_or_auto("--micro-batch-size", micro_batch_size),
         device=device,
-        num_devices=number_or_auto("--num-devices", num_devices),
+        num_devices=shared.number_or_auto("--num-devices", num_devices),
         precision=precision,
         compile=compile_,
         cpu_threads=cpu_threads,
@@ -138,7 +130,27 @@ def join(
         max_load=max_load,
         max_gpu_memory=max_gpu_memory,
     )
-    event_file = EventFile(events, step_seconds=event_seconds)
+    _train(repository, network, compute, events, event_seconds)
+
+
+def _join_as_job(request: JobRequest, repository: str, max_hours: float | None, *, is_client: bool) -> None:
+    hours = min(max_hours or math.inf, hours_of(request) - HOURS_TO_LEAVE)
+    if hours <= 0:
+        raise ValueError(f"The Job is to end after {hours_of(request)} hours; a peer needs more: --job-hours 1")
+    more = ["--max-hours", f"{hours:g}", *([] if is_client or _is_over_hub(repository) else ["--client-mode"])]
+    run_as_job(request, "join", more=more, labels={"run": repository.replace("/", "--")})
+
+
+def _train(
+    repository: str, network: "NetworkOptions", compute: "ComputeOptions", events: Path | None, seconds: float | None
+) -> None:
+    if seconds is not None and events is None:
+        raise ValueError("--event-seconds says how often lines are written, but no file is named. Add: --events FILE")
+    from pipelines.command_line.terminal.peer_events import EventFile
+    from pipelines.command_line.terminal.training_peer import run_training_peer
+    from pipelines.core.run.finished import RunFinishedError
+
+    event_file = EventFile(events, step_seconds=seconds)
     try:
         run_training_peer(repository, network, compute, events=event_file)
     except RunFinishedError as error:

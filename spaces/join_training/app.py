@@ -16,7 +16,7 @@ from hub_tools.printing.printable import one_line
 from pipelines.tools.pages.joining import join_view
 from pipelines.tools.pages.joining.join_session import JoinSession
 from pipelines.tools.pages.joining.join_settings import JoinSettings, hosts_from
-from pipelines.tools.pages.joining.permissions import access_of, is_on_hub
+from pipelines.tools.pages.joining.permissions import Access, access_of, is_on_hub
 from pipelines.tools.pages.joining.presentation import (
     STYLE,
     checks_html,
@@ -51,19 +51,7 @@ def build_interface(session: JoinSession, environment: Mapping[str, str]) -> gr.
 
     def show(seen: list[object], profile: gr.OAuthProfile | None) -> list[object]:
         view, access = session.view(), access_of(environment, profile and profile.username)
-        may, rests = access.is_granted, view.phase in join_view.RESTING
-        parts = (
-            *(state_html(view, time.time()), contribution_html(view), gift_html(view, places), run_html(view, places)),
-            *(checks_html(view), notice_html(access.reason)),
-        )
-        shown = [
-            *(dict(value=html, visible=bool(html)) for html in parts),
-            dict(value="\n".join(view.lines)),
-            dict(interactive=may and not view.is_alive and not view.is_checking, visible=not view.is_over),
-            dict(interactive=may and not view.is_alive, visible=not view.is_over),
-            dict(value="Resume" if rests else "Pause", interactive=may and (rests or view.phase in join_view.WORKING)),
-            dict(interactive=may and (view.is_checking or view.is_alive) and view.phase != join_view.STOPPING),
-        ]
+        shown = _shown(view, access, places)
         # What a visitor has opened or selected in a part stays so until the part changes.
         known = seen or [None] * len(shown)
         news = [gr.skip() if new == old else gr.update(**new) for new, old in zip(shown, known, strict=True)]
@@ -120,12 +108,7 @@ def build_interface(session: JoinSession, environment: Mapping[str, str]) -> gr.
                     gr.LoginButton()
                 visitor = gr.HTML(visible=False, elem_classes="part")
                 fields = _fields(environment.get("RUN", ""), on_hub)
-                with gr.Row():
-                    check_button = gr.Button("Check", interactive=False, min_width=120)
-                    start_button = gr.Button("Start", variant="primary", interactive=False, min_width=120)
-                with gr.Row():
-                    pause_button = gr.Button("Pause", interactive=False, min_width=120)
-                    stop_button = gr.Button("Stop", variant="stop", interactive=False, min_width=120)
+                buttons = check_button, start_button, pause_button, stop_button = _buttons()
                 notice = gr.HTML(visible=False, elem_classes="part")
             with gr.Column(scale=3, min_width=300):
                 state = gr.HTML(elem_classes="part")
@@ -139,7 +122,6 @@ def build_interface(session: JoinSession, environment: Mapping[str, str]) -> gr.
                     )
         # Bypasses the queue: a click while the queue's stream closes is shown as a broken connection (Gradio 6.31).
         quiet = dict(queue=False, show_progress="hidden", api_name=False)
-        buttons = [check_button, start_button, pause_button, stop_button]
         gr.on(
             [interface.load, gr.Timer(1.0).tick],
             show,
@@ -160,6 +142,33 @@ def build_interface(session: JoinSession, environment: Mapping[str, str]) -> gr.
         pause_button.click(on_pause, None, [notice], **quiet)
         stop_button.click(on_stop, None, [notice], **quiet)
     return interface
+
+
+def _shown(view: join_view.JoinView, access: Access, places: Mapping[str, str]) -> list[dict[str, object]]:
+    """Return what the page's parts, its log and its buttons show, in their order."""
+    may, rests = access.is_granted, view.phase in join_view.RESTING
+    parts = (
+        *(state_html(view, time.time()), contribution_html(view), gift_html(view, places), run_html(view, places)),
+        *(checks_html(view), notice_html(access.reason)),
+    )
+    return [
+        *(dict(value=html, visible=bool(html)) for html in parts),
+        dict(value="\n".join(view.lines)),
+        dict(interactive=may and not view.is_alive and not view.is_checking, visible=not view.is_over),
+        dict(interactive=may and not view.is_alive, visible=not view.is_over),
+        dict(value="Resume" if rests else "Pause", interactive=may and (rests or view.phase in join_view.WORKING)),
+        dict(interactive=may and (view.is_checking or view.is_alive) and view.phase != join_view.STOPPING),
+    ]
+
+
+def _buttons() -> tuple[gr.Button, ...]:
+    with gr.Row():
+        checks = gr.Button("Check", interactive=False, min_width=120)
+        starts = gr.Button("Start", variant="primary", interactive=False, min_width=120)
+    with gr.Row():
+        pauses = gr.Button("Pause", interactive=False, min_width=120)
+        stops = gr.Button("Stop", variant="stop", interactive=False, min_width=120)
+    return checks, starts, pauses, stops
 
 
 def _fields(run: str, on_hub: bool) -> list[gr.components.Component]:

@@ -49,32 +49,6 @@ def build_interface(run: str) -> gr.Blocks:
             said = f"These figures are not of {asked}: {explain_error(error)}"
             return gr.update(value=f"<p>{escaped(said)}</p>", visible=True), "", *values
 
-    def as_in_run(shown_run: str, *values: object) -> tuple[object, ...]:
-        """Return the controls with what the run decides, if another one is named by now."""
-        name = values[NAMES.index("repository")]
-        try:
-            if name != shown_run:
-                decided = CalculatorInput.from_values(values).as_in_run().values()
-                # What the run leaves to its peers may have been changed meanwhile.
-                return name, *(gr.skip() if new == old else new for new, old in zip(decided, values, strict=True))
-        except (ValueError, OSError):  # the summary says so
-            pass
-        return name, *(gr.skip() for _ in values)
-
-    def find(gpu: float, ram: float, *values: object) -> tuple[object, ...]:
-        try:
-            found = find_for(CalculatorInput.from_values(values), gpu, ram)
-        except (ValueError, OSError) as error:
-            return explain_error(error), *(gr.skip() for _ in values)
-        return found.message, *found.input.values()
-
-    def keep(*values: object) -> tuple[dict | None, object]:
-        try:
-            kept = CalculatorInput.from_values(values)
-        except ValueError:
-            return None, gr.update(visible=False)
-        return kept.to_state(), gr.update(visible=True)
-
     with gr.Blocks(title="Training memory calculator") as interface:
         gr.Markdown(INTRODUCTION)
         first, shown_run = gr.State(None), gr.State("")
@@ -109,7 +83,7 @@ def build_interface(run: str) -> gr.Blocks:
         quiet = dict(show_progress="hidden", concurrency_limit=8)
         named = gr.on(
             [repository.submit, repository.blur],
-            as_in_run,
+            _as_in_run,
             [shown_run, *inputs],
             [shown_run, *inputs],
             api_name=False,
@@ -122,9 +96,9 @@ def build_interface(run: str) -> gr.Blocks:
         for then in (named.then, opened.then):
             then(**shown, api_name=False, **quiet)
         gr.on(changes, **shown, trigger_mode="always_last", api_name="estimate", **quiet)
-        gr.on([find_button.click], find, [gpu, ram, *inputs], [found, *inputs], api_name="find", **quiet)
+        gr.on([find_button.click], _find, [gpu, ram, *inputs], [found, *inputs], api_name="find", **quiet)
         gr.on([machine.change], _memory_of, [machine], [gpu, ram], api_name=False, **quiet)
-        gr.on([keep_button.click], keep, inputs, [first, forget_button], api_name=False, **quiet)
+        gr.on([keep_button.click], _keep, inputs, [first, forget_button], api_name=False, **quiet)
         gr.on(
             [forget_button.click],
             lambda: (None, gr.update(visible=False)),
@@ -137,6 +111,35 @@ def build_interface(run: str) -> gr.Blocks:
 
 
 NAMES = [item.name for item in dataclasses.fields(CalculatorInput)]
+
+
+def _as_in_run(shown_run: str, *values: object) -> tuple[object, ...]:
+    """Return the controls with what the run decides, if another one is named by now."""
+    name = values[NAMES.index("repository")]
+    try:
+        if name != shown_run:
+            decided = CalculatorInput.from_values(values).as_in_run().values()
+            # What the run leaves to its peers may have been changed meanwhile.
+            return name, *(gr.skip() if new == old else new for new, old in zip(decided, values, strict=True))
+    except (ValueError, OSError):  # the summary says so
+        pass
+    return name, *(gr.skip() for _ in values)
+
+
+def _find(gpu: float, ram: float, *values: object) -> tuple[object, ...]:
+    try:
+        found = find_for(CalculatorInput.from_values(values), gpu, ram)
+    except (ValueError, OSError) as error:
+        return explain_error(error), *(gr.skip() for _ in values)
+    return found.message, *found.input.values()
+
+
+def _keep(*values: object) -> tuple[dict | None, object]:
+    try:
+        kept = CalculatorInput.from_values(values)
+    except ValueError:
+        return None, gr.update(visible=False)
+    return kept.to_state(), gr.update(visible=True)
 
 
 def _inputs() -> list[gr.components.Component]:

@@ -10,7 +10,7 @@ from published_runs import LOOPBACK, TrainingMaterial
 
 from hub_tools.processes.event_files import read_events
 from pipelines.tasks.text_to_image.image_codes.image_code_record import image_code_table
-from pipelines.tools.chaos.tiny_material import numbered_records
+from pipelines.tools.chaos.tiny_run import numbered_records
 
 RECORDS_PER_SHARD, RECORDS_PER_BLOCK = 1024, 128
 

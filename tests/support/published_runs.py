@@ -22,7 +22,7 @@ from hub_tools.local_hub import LocalHub
 from hub_tools.processes.child_process import ChildProcess
 from pipelines.core.run.training_run import TrainingRun
 from pipelines.tasks.text_to_image.image_codes.image_code_record import ImageCodeLayout
-from pipelines.tools.chaos.tiny_material import save_tiny_codec, write_tiny_material
+from pipelines.tools.chaos.tiny_run import save_tiny_codec, write_tiny_material
 from pipelines.tools.chaos.tiny_settings import TINY_MODEL_SETTINGS
 
 NUM_RECORDS = 96

@@ -98,9 +98,7 @@ def end_epoch(parts: EpochContext) -> None:
             listener.round_began()
         has_average = None
         if is_alone(parts):
-            for listener in parts.listeners:
-                listener.round_averaged(parts.epoch + 1)
-            load(parts)  # this peer's own gradient
+            go_alone(parts)
         elif (control := begin_round(parts)) is not None and run.delay_gradient_averaging:
             has_average = partial(finish_round, parts, control, parts.epoch + 1)
         elif control is None or not finish_round(parts, control, parts.epoch + 1):
@@ -131,17 +129,22 @@ def end_without_step(parts: EpochContext) -> None:
 
 
 def is_alone(parts: EpochContext) -> bool:
-    """Return whether this peer steps along its own gradient, and stop looking for a group if it does."""
-    if parts.listens or not parts.policy.is_alone(
+    """Return whether this peer steps along its own gradient."""
+    return not parts.listens and parts.policy.is_alone(
         parts.tracker.num_peers + (parts.anchors.look().present is not None),
         num_failures=parts.num_failures_in_a_row,
         knows_somebody=parts.acquaintances.know_somebody,
-    ):
-        return False
+    )
+
+
+def go_alone(parts: EpochContext) -> None:
+    """Stop looking for a group, and load this peer's own gradient as if it were the average."""
     if search_of(parts.scheduled) is Search.OPEN and parts.scheduled is not None:
         stop_looking(parts.scheduled)
     parts.scheduled, parts.num_failures_in_a_row = None, 0
-    return True
+    for listener in parts.listeners:
+        listener.round_averaged(parts.epoch + 1)
+    load(parts)
 
 
 def load(parts: EpochContext) -> float:

@@ -231,7 +231,7 @@ def _evaluation_batch(task: Any) -> "Batch":
     import torch
 
     from pipelines.tasks.text_to_image.image_code_stream import image_code_batch
-    from pipelines.tools.chaos.tiny_material import numbered_records
+    from pipelines.tools.chaos.tiny_run import numbered_records
 
     numbers = range(FIRST_EVALUATION_RECORD, FIRST_EVALUATION_RECORD + NUM_EVALUATION_RECORDS)
     captions, codes = numbered_records(numbers, task.layout)

@@ -30,7 +30,7 @@ from pipelines.tasks.text_to_image.image_code_stream import (
 from pipelines.tasks.text_to_image.image_codes.dataset_shards import find_dataset
 from pipelines.tasks.text_to_image.image_codes.image_code_record import ImageCodeLayout, image_code_table
 from pipelines.tasks.text_to_image.image_codes.shard_blocks import ShardBlocks
-from pipelines.tools.chaos.tiny_material import write_shards
+from pipelines.tools.chaos.tiny_run import write_shards
 
 READER = SUPPORT / "stream_reader.py"
 BATCH_SIZE = 8

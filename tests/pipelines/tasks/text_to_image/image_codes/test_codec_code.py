@@ -15,7 +15,7 @@ from pipelines.tasks.text_to_image.image_codes.codec_code import (
     open_codec,
     write_codec_card,
 )
-from pipelines.tools.chaos.tiny_material import save_tiny_codec
+from pipelines.tools.chaos.tiny_run import save_tiny_codec
 
 LIBRARIES = {"torch", "safetensors", "huggingface_hub"}  # transformers requires the last two
 
