@@ -7,7 +7,7 @@ import resource
 import pytest
 import torch
 from huggingface_hub import ModelCard
-from made_up_tasks import made_up_batch, made_up_task
+from made_up_tasks import made_up_batch
 from matplotlib.figure import Figure
 from PIL import Image
 from safetensors.torch import load_file, save_file
@@ -25,6 +25,7 @@ from pipelines.features.publishing.checkpoint_tensors import (
 from pipelines.features.publishing.metrics.epoch_summary import EpochSummary
 from pipelines.features.publishing.metrics.loss_curve import draw_loss_curve
 from pipelines.features.publishing.publishable_task import CheckpointFacts, Source
+from pipelines.tasks.choice import open_task
 from pipelines.tasks.text_to_image.data_preparation.tokenizer_training import train_tokenizer
 from pipelines.tasks.text_to_image.image_codes.codec_code import CODEC_CODE_FILES
 from pipelines.tasks.text_to_image.model import initial_model
@@ -46,7 +47,7 @@ def made_parts(run, num_steps=3):
 
 
 def task_with_processor(run):
-    task = made_up_task(run)
+    task = open_task(run, "test/run")
     task.processor = DalleCollabProcessor(train_tokenizer(["a bird"], 30, 8), text_sequence_length=8)
     return task
 
@@ -240,5 +241,5 @@ def test_nothing_is_left_of_a_loss_curve_in_memory(tmp_path):
 
 
 def test_a_card_without_history_says_that_the_loss_is_not_known_yet():
-    card = made_up_task(tiny_run()).card(facts(1000, loss=None))
+    card = open_task(tiny_run(), "test/run").card(facts(1000, loss=None))
     assert "| training loss (nats) | not known yet |" in card and "| most peers at a time | 0 |" in card
