@@ -22,7 +22,8 @@ def initial_model(run: TrainingRun) -> DalleCollabForConditionalGeneration:
 class ModelTask(TrainingTask):
     """See `TrainingTask`. Batches come from the test."""
 
-    sample_weight, device_program = 1.0, None
+    sample_weight = 1.0
+    device_program = "pipelines.tasks.device_program"  # with several devices alone: a feature
 
     def __init__(self, run: TrainingRun) -> None:
         self.run = run
