@@ -6,9 +6,8 @@ from torch.nn.functional import pad
 
 from pipelines.core.run.task import Batch, TrainingTask
 from pipelines.core.run.training_run import TrainingRun
-
-IGNORED = -100
-"""Label of a token that the loss of transformers' language models leaves out."""
+from pipelines.tasks.language_modeling.samples import IGNORED
+from pipelines.tasks.text_to_image.image_code_stream import image_code_batch
 
 PADDING = {"input_ids": 0, "attention_mask": 0, "labels": IGNORED}
 SHORTEST_TEXT = 8
@@ -50,7 +49,7 @@ def _pictures(run: TrainingRun, batch_size: int, generator: torch.Generator) -> 
     shape = (batch_size, config["text_sequence_length"])
     input_ids = torch.randint(2, config["text_vocab_size"], shape, generator=generator)
     image_codes = (input_ids[:, :1] + torch.arange(config["image_grid_size"] ** 2)) % config["codebook_size"]
-    return {"input_ids": input_ids, "image_codes": image_codes}
+    return image_code_batch(input_ids, image_codes)
 
 
 def _texts(run: TrainingRun, batch_size: int, generator: torch.Generator) -> Batch:

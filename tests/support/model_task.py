@@ -1,22 +1,17 @@
-"""A task of the core alone: the text-to-image model of a tiny run, without data and without a repository."""
+"""A task without features: the text-to-image model of a tiny run, without data and without a repository."""
 
 from collections.abc import Iterator, Sequence
 
 import torch
 
-from modeling_dalle_collab import DalleCollabConfig, DalleCollabForConditionalGeneration
+from modeling_dalle_collab import DalleCollabForConditionalGeneration
 from pipelines.core.run.block_order import BlockOrder
 from pipelines.core.run.span_source import SpanSource
 from pipelines.core.run.spans import Span
 from pipelines.core.run.task import Batch, BatchSize, NamedBatch, TrainingTask, num_samples
-from pipelines.core.run.training_run import TrainingRun, stable_seed
-
-
-def initial_model(run: TrainingRun) -> DalleCollabForConditionalGeneration:
-    """Return the model with parameters that the run's seed decides."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(stable_seed(run.run_id, run.seed) % 2**63)
-        return DalleCollabForConditionalGeneration(DalleCollabConfig(**run.model_config))
+from pipelines.core.run.training_run import TrainingRun
+from pipelines.tasks.text_to_image.image_code_stream import image_code_batch
+from pipelines.tasks.text_to_image.model import initial_model
 
 
 class ModelTask(TrainingTask):
@@ -53,10 +48,8 @@ class ModelTask(TrainingTask):
 
     def made_up_batch(self, size: int) -> Batch:
         sizes = self.run.model_config
-        return {
-            "input_ids": torch.ones(size, sizes["text_sequence_length"], dtype=torch.int64),
-            "image_codes": torch.zeros(size, sizes["image_grid_size"] ** 2, dtype=torch.int64),
-        }
+        input_ids = torch.ones(size, sizes["text_sequence_length"], dtype=torch.int64)
+        return image_code_batch(input_ids, torch.zeros(size, sizes["image_grid_size"] ** 2, dtype=torch.int64))
 
     def loss(self, model: torch.nn.Module, batch: Batch) -> tuple[torch.Tensor, int]:
         """Return the sum over samples of each one's mean loss, and their number."""

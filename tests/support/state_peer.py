@@ -14,7 +14,6 @@ from pathlib import Path
 
 import torch
 from made_up_tasks import made_up_task
-from model_task import initial_model
 from safetensors.torch import load_file, save_file
 from swarm_peer import write_event
 
@@ -36,6 +35,7 @@ from pipelines.core.state.transfer import StateTransfer
 from pipelines.core.swarm.network_options import NetworkOptions
 from pipelines.core.swarm.node import open_dht, visible_addresses
 from pipelines.core.swarm.records import STATES, SwarmRecords
+from pipelines.tasks.text_to_image.model import initial_model
 
 
 class SlowService(StateService):

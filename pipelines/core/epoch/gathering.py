@@ -17,7 +17,7 @@ class GradientSum:
         self._parameters, self._momentum = tuple(parameters), momentum
         self._sums = tuple(torch.zeros_like(parameter, dtype=torch.float32) for parameter in self._parameters)
         self._num_earlier_samples = 0.0  # of earlier epochs, as far as they still count; their gradients are kept too
-        self._unit: int | None = None  # samples of the first micro-batch
+        self._unit = 0  # samples of the first micro-batch; 0 before it
         self.num_samples = 0
         """Samples of this epoch."""
 
@@ -36,7 +36,7 @@ class GradientSum:
 
     def scale_of_mean(self, num_samples: float) -> float:
         """Return the factor that turns what is `gathered` from this many samples into their mean gradient."""
-        return (self._unit or 0) / num_samples
+        return self._unit / num_samples
 
     @property
     def weight(self) -> float:
@@ -70,7 +70,7 @@ class GradientSum:
     @torch.no_grad()
     def reset(self) -> None:
         """Forget all gradients, also those of earlier epochs."""
-        self.num_samples, self._num_earlier_samples, self._unit = 0, 0.0, None
+        self.num_samples, self._num_earlier_samples, self._unit = 0, 0.0, 0
         for total in self._sums:
             total.zero_()
 

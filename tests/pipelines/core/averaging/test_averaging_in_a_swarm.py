@@ -4,10 +4,11 @@ import signal
 import time
 
 import pytest
-from model_task import initial_model
 from plain_training import largest_difference
 from safetensors.torch import load_file
 from swarm_of_processes import PATIENT, Swarm, tiny_run
+
+from pipelines.tasks.text_to_image.model import initial_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.swarm]
 
